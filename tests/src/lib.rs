@@ -1,0 +1,1 @@
+//! Integration tests of the whole gateway; see `it/main.rs`.
