@@ -1,1 +1,27 @@
-//! placeholder
+//! The engine: calls, backends, endpoints and the state they need.
+//!
+//! A client's request is a [`call::Call`]; what comes of it is a stream of [`call::Event`]s that ends with a
+//! terminal one. A downstream face (crate `front`) turns HTTP into calls and events into HTTP, an upstream face
+//! (crate `upstream`) does the same for backends. The engine in between routes and merges, and knows no
+//! dialect: there is no code here for one protocol version or for one pair of them.
+//!
+//! Must not know: axum, hyper, processes, Redis, SQL, configuration files. Start reading at [`call`], then
+//! [`endpoint`].
+
+pub mod aggregate;
+pub mod backend;
+pub mod call;
+pub mod client;
+pub mod endpoint;
+pub mod event_log;
+pub mod fault;
+pub mod revocation;
+pub mod seal;
+pub mod tasks;
+
+pub use backend::{Backend, BackendName, Conversation, Description};
+pub use call::{Ask, AskKey, Call, Event, Events, Reply, Resume, Round, Shape};
+pub use client::{Answers, Client, Principal, ProfileKey};
+pub use endpoint::{Conversing, Endpoint};
+pub use fault::{Blame, Fault, Retry};
+pub use tasks::Tasks;

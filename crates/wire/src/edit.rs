@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use smallvec::{SmallVec, smallvec};
 
 use crate::json;
@@ -28,10 +28,7 @@ pub struct Edit<'m> {
 impl<'m> Edit<'m> {
     /// Starts with no change.
     pub fn new(message: &'m Message) -> Self {
-        Self {
-            message,
-            ops: SmallVec::new(),
-        }
+        Self { message, ops: SmallVec::new() }
     }
 
     /// Gives the message another id.
@@ -72,11 +69,7 @@ impl<'m> Edit<'m> {
     /// Gives `field` the raw JSON `value` unless it has one.
     #[must_use]
     pub fn set_missing(self, field: Field, value: impl Into<Bytes>) -> Self {
-        if self.message.raw(field).is_some() {
-            self
-        } else {
-            self.set(field, value)
-        }
+        if self.message.raw(field).is_some() { self } else { self.set(field, value) }
     }
 
     /// Takes `field` out, if it is there.
@@ -92,25 +85,10 @@ impl<'m> Edit<'m> {
     /// A `_meta` that becomes empty is kept as an empty object, since removing it is a separate wish.
     #[must_use]
     pub fn meta(self, drop: impl Fn(&str) -> bool, add: &[(&str, &[u8])]) -> Self {
-        let old = self
-            .message
-            .raw(Field::Meta)
-            .and_then(|raw| json::members(raw).ok())
-            .unwrap_or_default();
-        let kept = old
-            .iter()
-            .filter(|(key, _)| !drop(key))
-            .map(|(key, value)| (key.as_ref(), *value));
-        let mut text = Vec::with_capacity(256);
-        text.push(b'{');
-        for (key, value) in kept.chain(add.iter().copied()) {
-            if text.len() > 1 {
-                text.push(b',');
-            }
-            text.extend_from_slice(&member_text(key, value));
-        }
-        text.push(b'}');
-        self.set(Field::Meta, text)
+        let old = self.message.raw(Field::Meta).and_then(|raw| json::members(raw).ok()).unwrap_or_default();
+        let kept = old.iter().filter(|(key, _)| !drop(key)).map(|(key, value)| (key.as_ref(), *value));
+        let meta = json::object(kept.chain(add.iter().copied()));
+        self.set(Field::Meta, meta)
     }
 
     /// Whether nothing changes.
@@ -126,11 +104,7 @@ impl<'m> Edit<'m> {
         }
         self.ops.sort_by_key(|(range, _)| (range.start, range.end));
         let removed = removed_spans(text, &self.ops);
-        let mut out = Writer {
-            text,
-            copied: 0,
-            pieces: smallvec![],
-        };
+        let mut out = Writer { text, copied: 0, pieces: smallvec![] };
         let mut removed_at = 0;
         let mut ops = self.ops.into_iter().peekable();
         while let Some((range, op)) = ops.next() {
@@ -172,12 +146,8 @@ impl<'m> Edit<'m> {
 }
 
 fn member_text(key: &str, value: &[u8]) -> Bytes {
-    let key = json::encode_string(key);
-    let mut text = BytesMut::with_capacity(key.len() + 1 + value.len());
-    text.extend_from_slice(key.as_bytes());
-    text.extend_from_slice(b":");
-    text.extend_from_slice(value);
-    text.freeze()
+    let object = json::object([(key, value)]);
+    object.slice(1..object.len() - 1)
 }
 
 struct Writer<'t> {
@@ -224,10 +194,7 @@ fn removed_spans(text: &[u8], ops: &[(Range<usize>, Op)]) -> SmallVec<[Range<usi
 /// Whether a member that stays follows the brace just before `at`.
 fn has_member_after(text: &[u8], mut at: usize, removed: &[Range<usize>]) -> bool {
     loop {
-        while text
-            .get(at)
-            .is_some_and(|b| matches!(b, b' ' | b'\t' | b'\n' | b'\r'))
-        {
+        while text.get(at).is_some_and(|b| matches!(b, b' ' | b'\t' | b'\n' | b'\r')) {
             at += 1;
         }
         match removed.iter().find(|span| span.contains(&at)) {
@@ -276,23 +243,14 @@ mod tests {
     #[test]
     fn removing_leaves_no_comma_behind() {
         for (text, left) in [
-            (
-                r#"{"resultType":"complete","a":1,"ttlMs":0,"cacheScope":"private"}"#,
-                r#"{"a":1}"#,
-            ),
+            (r#"{"resultType":"complete","a":1,"ttlMs":0,"cacheScope":"private"}"#, r#"{"a":1}"#),
             (r#"{"resultType":"complete"}"#, "{}"),
             (r#"{ "resultType":"complete" , "ttlMs":1 }"#, "{  }"),
-            (
-                r#"{"a":1, "ttlMs":1 , "cacheScope":"x" ,"b":2}"#,
-                r#"{"a":1, "b":2}"#,
-            ),
+            (r#"{"a":1, "ttlMs":1 , "cacheScope":"x" ,"b":2}"#, r#"{"a":1, "b":2}"#),
         ] {
             let m = message(&format!(r#"{{"jsonrpc":"2.0","id":1,"result":{text}}}"#));
             let out = written(
-                Edit::new(&m)
-                    .remove(Field::ResultType)
-                    .remove(Field::TtlMs)
-                    .remove(Field::CacheScope),
+                Edit::new(&m).remove(Field::ResultType).remove(Field::TtlMs).remove(Field::CacheScope),
             );
             assert_eq!(out, format!(r#"{{"jsonrpc":"2.0","id":1,"result":{left}}}"#));
         }
@@ -302,11 +260,7 @@ mod tests {
     fn a_member_added_where_all_others_go_stands_alone() {
         let m = message(r#"{"jsonrpc":"2.0","id":1,"result":{"ttlMs":1}}"#);
         assert_eq!(
-            written(
-                Edit::new(&m)
-                    .remove(Field::TtlMs)
-                    .set(Field::CacheScope, "\"private\"")
-            ),
+            written(Edit::new(&m).remove(Field::TtlMs).set(Field::CacheScope, "\"private\"")),
             r#"{"jsonrpc":"2.0","id":1,"result":{"cacheScope":"private"}}"#
         );
     }

@@ -69,12 +69,7 @@ mod tests {
     #[test]
     fn base64_is_strict() {
         assert_eq!(decode("=?base64?w6k=?=").unwrap(), "é");
-        for bad in [
-            "=?base64?w6k?=",
-            "=?base64?w6-=?=",
-            "=?base64?/w==?=",
-            "=?base64? w6k=?=",
-        ] {
+        for bad in ["=?base64?w6k?=", "=?base64?w6-=?=", "=?base64?/w==?=", "=?base64? w6k=?="] {
             assert_eq!(decode(bad), Err(BadEncoding), "{bad}");
         }
         for literal in ["=?BASE64?w6k=?=", "=?base64?w6k=", "w6k=?="] {

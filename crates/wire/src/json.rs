@@ -6,6 +6,8 @@
 use std::borrow::Cow;
 use std::ops::Range;
 
+use bytes::{Bytes, BytesMut};
+
 /// Deepest nesting that is accepted, as in `serde_json`.
 pub const MAX_DEPTH: u32 = 127;
 
@@ -204,14 +206,7 @@ impl<'a> Scanner<'a> {
                     continue;
                 }
                 if !fresh {
-                    self.expect(
-                        b',',
-                        if object {
-                            "expected ',' or '}'"
-                        } else {
-                            "expected ',' or ']'"
-                        },
-                    )?;
+                    self.expect(b',', if object { "expected ',' or '}'" } else { "expected ',' or ']'" })?;
                 }
                 if object {
                     self.peek();
@@ -283,10 +278,7 @@ fn plain_prefix(bytes: &[u8]) -> usize {
         }
         done += BLOCK;
     }
-    done + bytes[done..]
-        .iter()
-        .position(|&b| stop(b))
-        .unwrap_or(bytes.len() - done)
+    done + bytes[done..].iter().position(|&b| stop(b)).unwrap_or(bytes.len() - done)
 }
 
 /// The text of a JSON string literal (quotes included), or `None` if it is not one or holds a lone surrogate.
@@ -312,10 +304,7 @@ pub fn members(raw: &[u8]) -> Result<Vec<Member<'_>>, JsonError> {
     let mut scanner = Scanner::new(raw);
     scanner.object::<JsonError>(|s, key| {
         let at = key.start;
-        let key = decode_string(&raw[key]).ok_or(JsonError {
-            reason: "bad key",
-            at,
-        })?;
+        let key = decode_string(&raw[key]).ok_or(JsonError { reason: "bad key", at })?;
         let value = s.value(1)?;
         found.push((key, &raw[value]));
         Ok(())
@@ -326,6 +315,11 @@ pub fn members(raw: &[u8]) -> Result<Vec<Member<'_>>, JsonError> {
 
 /// The raw value of the first member called `key`, if `raw` is an object that has one.
 pub fn member<'a>(raw: &'a [u8], key: &str) -> Option<&'a [u8]> {
+    member_range(raw, key).map(|range| &raw[range])
+}
+
+/// Where the value of the first member called `key` stands, if `raw` is an object that has one.
+pub fn member_range(raw: &[u8], key: &str) -> Option<Range<usize>> {
     let mut found = None;
     let mut scanner = Scanner::new(raw);
     scanner
@@ -333,7 +327,7 @@ pub fn member<'a>(raw: &'a [u8], key: &str) -> Option<&'a [u8]> {
             let hit = found.is_none() && decode_string(&raw[name]).is_some_and(|name| name == key);
             let value = s.value(1)?;
             if hit {
-                found = Some(&raw[value]);
+                found = Some(value);
             }
             Ok(())
         })
@@ -344,6 +338,50 @@ pub fn member<'a>(raw: &'a [u8], key: &str) -> Option<&'a [u8]> {
 /// The raw value under a path of keys.
 pub fn at<'a>(raw: &'a [u8], path: &[&str]) -> Option<&'a [u8]> {
     path.iter().try_fold(raw, |raw, key| member(raw, key))
+}
+
+/// Writes an object of raw members.
+pub fn object<'a>(members: impl IntoIterator<Item = (&'a str, &'a [u8])>) -> Bytes {
+    let mut text = BytesMut::with_capacity(128);
+    text.extend_from_slice(b"{");
+    for (key, value) in members {
+        if text.len() > 1 {
+            text.extend_from_slice(b",");
+        }
+        text.extend_from_slice(encode_string(key).as_bytes());
+        text.extend_from_slice(b":");
+        text.extend_from_slice(value);
+    }
+    text.extend_from_slice(b"}");
+    text.freeze()
+}
+
+/// Writes an array of raw elements.
+pub fn array<'a>(elements: impl IntoIterator<Item = &'a [u8]>) -> Bytes {
+    let mut text = BytesMut::with_capacity(128);
+    text.extend_from_slice(b"[");
+    for element in elements {
+        if text.len() > 1 {
+            text.extend_from_slice(b",");
+        }
+        text.extend_from_slice(element);
+    }
+    text.extend_from_slice(b"]");
+    text.freeze()
+}
+
+/// The object `raw` with only the members whose key `keep` likes; `{}` if it is no object.
+pub fn filter_members(raw: &[u8], keep: impl Fn(&str) -> bool) -> Bytes {
+    let all = members(raw).unwrap_or_default();
+    object(all.iter().filter(|(key, _)| keep(key)).map(|(key, value)| (key.as_ref(), *value)))
+}
+
+/// The object `raw` with `value` as its member `key`, in the old one's place or last.
+pub fn replace_member(raw: &[u8], key: &str, value: &[u8]) -> Bytes {
+    let all = members(raw).unwrap_or_default();
+    let known = all.iter().any(|(k, _)| k == key);
+    let kept = all.iter().map(|(k, v)| (k.as_ref(), if k == key { value } else { *v }));
+    object(kept.chain((!known).then_some((key, value))))
 }
 
 /// The elements of an array as raw values. Fails if `raw` is not one well-formed array.
@@ -414,11 +452,7 @@ mod tests {
             "1 ",
             "\u{feff}1",
         ] {
-            assert_eq!(
-                accepts(text.as_bytes()),
-                serde_accepts(text.as_bytes()),
-                "{text:?}"
-            );
+            assert_eq!(accepts(text.as_bytes()), serde_accepts(text.as_bytes()), "{text:?}");
         }
     }
 
@@ -437,10 +471,7 @@ mod tests {
         let raw = br#"{"b":[1,{"a":0}],"\u0061":"x"}"#;
         assert_eq!(member(raw, "a"), Some(&br#""x""#[..]));
         assert_eq!(at(br#"{"a":{"b":7}}"#, &["a", "b"]), Some(&b"7"[..]));
-        assert_eq!(
-            elements(b"[1, [2],\"3\"]").unwrap(),
-            [&b"1"[..], b"[2]", b"\"3\""]
-        );
+        assert_eq!(elements(b"[1, [2],\"3\"]").unwrap(), [&b"1"[..], b"[2]", b"\"3\""]);
     }
 
     fn json_like() -> impl Strategy<Value = Vec<u8>> {

@@ -101,10 +101,7 @@ impl Field {
     }
 
     fn find(slot: Slot, key: &str) -> Option<Self> {
-        FIELDS
-            .iter()
-            .find(|(_, s, k)| *s == slot && *k == key)
-            .map(|f| f.0)
+        FIELDS.iter().find(|(_, s, k)| *s == slot && *k == key).map(|f| f.0)
     }
 
     /// The object that this member's value opens, if its members are indexed too.
@@ -192,11 +189,7 @@ pub struct Invalid {
 
 impl Invalid {
     fn new(code: i64, reason: impl Into<String>) -> Self {
-        Self {
-            code,
-            reason: reason.into(),
-            id: None,
-        }
+        Self { code, reason: reason.into(), id: None }
     }
 
     /// The error to answer with.
@@ -229,10 +222,7 @@ pub struct Message {
 
 /// What a POST body or a line holds.
 #[derive(Debug)]
-#[expect(
-    clippy::large_enum_variant,
-    reason = "one message is the common case and must not be boxed"
-)]
+#[expect(clippy::large_enum_variant, reason = "one message is the common case and must not be boxed")]
 pub enum Incoming {
     /// One message.
     One(Message),
@@ -263,22 +253,14 @@ impl Incoming {
         if ranges.is_empty() {
             return Err(Invalid::new(code::INVALID_REQUEST, "an empty batch"));
         }
-        Ok(Self::Batch(
-            ranges
-                .into_iter()
-                .map(|r| Message::parse(text.slice(r)))
-                .collect(),
-        ))
+        Ok(Self::Batch(ranges.into_iter().map(|r| Message::parse(text.slice(r))).collect()))
     }
 }
 
 fn check_utf8(text: &[u8]) -> Result<(), Invalid> {
     match std::str::from_utf8(text) {
         Ok(_) => Ok(()),
-        Err(e) => Err(Invalid::new(
-            code::PARSE_ERROR,
-            format!("not UTF-8 text at byte {}", e.valid_up_to()),
-        )),
+        Err(e) => Err(Invalid::new(code::PARSE_ERROR, format!("not UTF-8 text at byte {}", e.valid_up_to()))),
     }
 }
 
@@ -289,10 +271,7 @@ struct Indexer<'a> {
     entries: SmallVec<[Entry; 10]>,
 }
 
-#[expect(
-    clippy::cast_possible_truncation,
-    reason = "Message::parse refuses texts of 4 GiB"
-)]
+#[expect(clippy::cast_possible_truncation, reason = "Message::parse refuses texts of 4 GiB")]
 fn narrow(range: &Range<usize>) -> Range<u32> {
     range.start as u32..range.end as u32
 }
@@ -322,11 +301,7 @@ impl Indexer<'_> {
         }
         self.seen |= 1 << field as u8;
         let at = self.entries.len();
-        self.entries.push(Entry {
-            field,
-            key: narrow(key),
-            value: 0..0,
-        });
+        self.entries.push(Entry { field, key: narrow(key), value: 0..0 });
         let value = match field.opens() {
             Some(inner) if s.peek() == Some(b'{') => self.object(s, inner, depth)?,
             _ => s.value(depth)?,
@@ -351,28 +326,18 @@ impl Message {
             return Err(Invalid::new(code::INVALID_REQUEST, "a message is a JSON object"));
         }
         let root = s.position();
-        let mut indexer = Indexer {
-            text: &text,
-            seen: 0,
-            entries: SmallVec::new(),
-        };
+        let mut indexer = Indexer { text: &text, seen: 0, entries: SmallVec::new() };
         let scanned = indexer.object(&mut s, Slot::Root, 0).and_then(|_| Ok(s.end()?));
         let entries = indexer.entries;
-        let mut message = Self {
-            text: text.clone(),
-            kind: Kind::Notification,
-            root: narrow(&(root..root)).start,
-            entries,
-        };
+        let mut message =
+            Self { text: text.clone(), kind: Kind::Notification, root: narrow(&(root..root)).start, entries };
         match scanned.and_then(|()| message.classify()) {
             Ok(kind) => {
                 message.kind = kind;
                 Ok(message)
             }
             Err(invalid) => {
-                let id = (invalid.code != code::PARSE_ERROR)
-                    .then(|| message.id())
-                    .flatten();
+                let id = (invalid.code != code::PARSE_ERROR).then(|| message.id()).flatten();
                 Err(Invalid { id, ..invalid })
             }
         }
@@ -428,21 +393,17 @@ impl Message {
     }
 
     fn entry(&self, field: Field) -> Option<&Entry> {
-        self.entries
-            .iter()
-            .find(|e| e.field == field && !e.value.is_empty())
+        self.entries.iter().find(|e| e.field == field && !e.value.is_empty())
     }
 
     /// Where the value of `field` stands in the text.
     pub fn range(&self, field: Field) -> Option<Range<usize>> {
-        self.entry(field)
-            .map(|e| e.value.start as usize..e.value.end as usize)
+        self.entry(field).map(|e| e.value.start as usize..e.value.end as usize)
     }
 
     /// Where the member `field` stands: from its key to the end of its value.
     pub(crate) fn member_range(&self, field: Field) -> Option<Range<usize>> {
-        self.entry(field)
-            .map(|e| e.key.start as usize..e.value.end as usize)
+        self.entry(field).map(|e| e.key.start as usize..e.value.end as usize)
     }
 
     /// The offset of the brace that opens the object of `slot`, if the message has that object.

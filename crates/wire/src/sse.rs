@@ -232,10 +232,7 @@ mod tests {
         assert_eq!(events[0].id.as_deref(), Some(&b"1"[..]));
         assert_eq!(events[0].data, "a\nb");
         assert_eq!(events[1].retry, Some(250));
-        assert_eq!(
-            (events[2].id.as_deref(), events[2].data.len()),
-            (Some(&b""[..]), 0)
-        );
+        assert_eq!((events[2].id.as_deref(), events[2].data.len()), (Some(&b""[..]), 0));
     }
 
     #[test]

@@ -15,13 +15,8 @@ pub enum ProtocolVersion {
 
 impl ProtocolVersion {
     /// All versions, oldest first.
-    pub const ALL: [Self; 5] = [
-        Self::V2024_11_05,
-        Self::V2025_03_26,
-        Self::V2025_06_18,
-        Self::V2025_11_25,
-        Self::V2026_07_28,
-    ];
+    pub const ALL: [Self; 5] =
+        [Self::V2024_11_05, Self::V2025_03_26, Self::V2025_06_18, Self::V2025_11_25, Self::V2026_07_28];
     /// The newest version that opens with `initialize`.
     pub const LATEST_WITH_INITIALIZE: Self = Self::V2025_11_25;
     /// The newest version.
@@ -63,9 +58,7 @@ impl ProtocolVersion {
     /// What the gateway answers to an `initialize` that names `requested`: the same version if it has an
     /// `initialize`, else the newest that has (MCP 2025-11-25, lifecycle § Version Negotiation).
     pub fn negotiate(requested: &str) -> Self {
-        Self::parse(requested)
-            .filter(|v| v.has_initialize())
-            .unwrap_or(Self::LATEST_WITH_INITIALIZE)
+        Self::parse(requested).filter(|v| v.has_initialize()).unwrap_or(Self::LATEST_WITH_INITIALIZE)
     }
 }
 

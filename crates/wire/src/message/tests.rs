@@ -9,15 +9,9 @@ fn parse(text: &str) -> Result<Message, Invalid> {
 fn tells_the_kinds_apart() {
     let kind = |t| parse(t).unwrap().kind();
     assert_eq!(kind(r#"{"jsonrpc":"2.0","id":1,"method":"ping"}"#), Kind::Request);
-    assert_eq!(
-        kind(r#"{"jsonrpc":"2.0","method":"notifications/initialized"}"#),
-        Kind::Notification
-    );
+    assert_eq!(kind(r#"{"jsonrpc":"2.0","method":"notifications/initialized"}"#), Kind::Notification);
     assert_eq!(kind(r#"{"result":{},"jsonrpc":"2.0","id":"a"}"#), Kind::Result);
-    assert_eq!(
-        kind(r#"{"jsonrpc":"2.0","id":null,"error":{"code":-32700,"message":"x"}}"#),
-        Kind::Error
-    );
+    assert_eq!(kind(r#"{"jsonrpc":"2.0","id":null,"error":{"code":-32700,"message":"x"}}"#), Kind::Error);
 }
 
 #[test]
@@ -26,13 +20,7 @@ fn refuses_ids_that_mcp_forbids() {
         let e = parse(&format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"ping"}}"#)).unwrap_err();
         assert_eq!(e.code, code::INVALID_REQUEST, "{id}");
     }
-    assert!(
-        parse(&format!(
-            r#"{{"jsonrpc":"2.0","id":"{}","method":"ping"}}"#,
-            "x".repeat(2000)
-        ))
-        .is_err()
-    );
+    assert!(parse(&format!(r#"{{"jsonrpc":"2.0","id":"{}","method":"ping"}}"#, "x".repeat(2000))).is_err());
 }
 
 #[test]
@@ -74,23 +62,15 @@ fn finds_what_the_gateway_reads() {
 #[test]
 fn batches_keep_their_good_elements() {
     let text = r#"[{"jsonrpc":"2.0","id":1,"method":"ping"}, 5, {"jsonrpc":"2.0","method":"x"}]"#;
-    let Incoming::Batch(items) = Incoming::parse(Bytes::from(text), 10).unwrap() else {
-        panic!("a batch")
-    };
-    assert_eq!(
-        items.iter().map(Result::is_ok).collect::<Vec<_>>(),
-        [true, false, true]
-    );
+    let Incoming::Batch(items) = Incoming::parse(Bytes::from(text), 10).unwrap() else { panic!("a batch") };
+    assert_eq!(items.iter().map(Result::is_ok).collect::<Vec<_>>(), [true, false, true]);
     assert!(Incoming::parse(Bytes::from("[]"), 10).is_err());
     assert!(Incoming::parse(Bytes::from("[1,2,3]"), 2).is_err());
 }
 
 #[test]
 fn texts_that_are_not_utf8_or_not_objects_are_refused() {
-    assert_eq!(
-        Message::parse(Bytes::from_static(b"\xff{}")).unwrap_err().code,
-        code::PARSE_ERROR
-    );
+    assert_eq!(Message::parse(Bytes::from_static(b"\xff{}")).unwrap_err().code, code::PARSE_ERROR);
     assert_eq!(parse("7").unwrap_err().code, code::INVALID_REQUEST);
     assert_eq!(parse("").unwrap_err().code, code::PARSE_ERROR);
 }

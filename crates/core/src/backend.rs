@@ -1,0 +1,101 @@
+//! The port to backends, implemented by the upstream faces.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use drawbridge_wire::Message;
+
+use crate::call::{Call, Event, Events};
+use crate::client::Client;
+use crate::fault::Fault;
+
+/// The configured name of a backend or an endpoint: `[a-z0-9-]{1,32}`.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct BackendName(Arc<str>);
+
+impl BackendName {
+    /// Checks the name.
+    pub fn parse(text: &str) -> Option<Self> {
+        let legal = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
+        ((1..=32).contains(&text.len()) && text.bytes().all(legal)).then(|| Self(Arc::from(text)))
+    }
+
+    /// The name.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for BackendName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// What a backend says about itself to a client of some profile.
+#[derive(Debug, Clone)]
+pub struct Description {
+    /// Its `serverInfo`, raw JSON.
+    pub server_info: Bytes,
+    /// Its capabilities, a raw JSON object.
+    pub capabilities: Bytes,
+    /// Its `instructions`, a raw JSON string.
+    pub instructions: Option<Bytes>,
+    /// The `_meta` of the answer, raw JSON.
+    pub meta: Option<Bytes>,
+    /// How long it may be kept, and the raw `cacheScope`, where the backend says.
+    pub cache: Option<(Duration, Bytes)>,
+}
+
+/// With whom a conversation is shared.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Scope {
+    /// With nobody: it is part of a client's session.
+    Session,
+    /// With all clients of the same profile.
+    Profile,
+}
+
+/// A configured MCP server.
+#[async_trait]
+pub trait Backend: Send + Sync {
+    /// Its name.
+    fn name(&self) -> &BackendName;
+
+    /// What it says about itself to `client`: only what works for a client of this kind. Asked of the backend at most once per profile and validity.
+    async fn describe(&self, client: &Arc<Client>) -> Result<Arc<Description>, Fault>;
+
+    /// A conversation for `client`. Costs nothing: the backend hears of it with the first call.
+    fn open(&self, client: &Arc<Client>, scope: Scope) -> Arc<dyn Conversation>;
+
+    /// How long a merged list waits for this backend.
+    fn list_timeout(&self) -> Duration;
+
+    /// Ends what the backend keeps open (processes, spare sessions).
+    async fn close(&self);
+}
+
+/// What one client, or several of one profile, say to one backend. For backends with sessions it is a session.
+#[async_trait]
+pub trait Conversation: Send + Sync {
+    /// Starts a call.
+    fn call(self: Arc<Self>, call: Call) -> Events;
+
+    /// Passes on a notification of the client. A backend that has no use for it never sees it.
+    async fn notify(&self, notification: Message);
+
+    /// Delivers to `sink` what the backend sends outside of calls, from now on.
+    fn listen(self: Arc<Self>, sink: Arc<dyn Unsolicited>);
+
+    /// Ends the conversation at the backend.
+    async fn close(&self);
+}
+
+/// Takes what a backend sends outside of calls.
+pub trait Unsolicited: Send + Sync {
+    /// Takes one event. Must not block; what can't be kept is dropped, and a dropped ask counts as refused.
+    fn deliver(&self, event: Event);
+}

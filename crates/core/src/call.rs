@@ -1,0 +1,138 @@
+//! A call and its events: what downstream and upstream faces exchange.
+//!
+//! ```text
+//! face of the client            engine                 face of the backend
+//!        ── Call { request } ──────────────────────────────▶
+//!        ◀── Notify | Asks(round) | Withdraw | Done | Fail ──
+//!        ── answer to a live ask (its reply channel) ──────▶
+//!        ── dropping the stream: cancel ───────────────────▶
+//! ```
+//!
+//! The payloads are JSON-RPC messages as their sender wrote them. Faces change only what belongs to their own
+//! hop: ids, progress tokens, the metadata of their dialect.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use bytes::Bytes;
+use drawbridge_wire::{Kind, Message};
+use futures_util::Stream;
+use smallvec::SmallVec;
+use tokio::sync::oneshot;
+
+use crate::client::Client;
+use crate::fault::Fault;
+
+/// A request of a client on its way to a backend.
+#[derive(Debug, Clone)]
+pub struct Call {
+    /// The request as the client wrote it.
+    pub request: Message,
+    /// Who sent it.
+    pub client: Arc<Client>,
+    /// HTTP headers that mirror tool arguments (`Mcp-Param-*`), to be relayed with the request.
+    pub params_headers: SmallVec<[(String, String); 0]>,
+}
+
+/// The stream of a call's events. Dropping it before the terminal event cancels the call.
+pub type Events = Pin<Box<dyn Stream<Item = Event> + Send>>;
+
+/// Something that happens to a call, or, outside any call, on the stream of a conversation.
+#[derive(Debug)]
+pub enum Event {
+    /// A notification for the client.
+    Notify(Message),
+    /// The backend wants something from the client. Terminal if it says [`Resume::State`].
+    Asks(Box<Round>),
+    /// The backend takes back a live ask.
+    Withdraw(AskKey),
+    /// The answer. Terminal.
+    Done(Reply),
+    /// There is no answer. Terminal.
+    Fail(Fault),
+}
+
+impl Event {
+    /// Whether nothing follows.
+    pub fn is_terminal(&self) -> bool {
+        match self {
+            Self::Done(_) | Self::Fail(_) => true,
+            Self::Asks(round) => matches!(round.resume, Resume::State(_)),
+            Self::Notify(_) | Self::Withdraw(_) => false,
+        }
+    }
+}
+
+/// An answer of a backend.
+#[derive(Debug)]
+pub struct Reply {
+    /// A result or an error; its id is the one that the gateway used upstream.
+    pub message: Message,
+    /// What the members of the result are.
+    pub shape: Shape,
+}
+
+impl Reply {
+    /// Whether it is an error.
+    pub fn is_error(&self) -> bool {
+        self.message.kind() == Kind::Error
+    }
+}
+
+/// Whether a result says about itself what it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Shape {
+    /// All members are the backend's own.
+    Plain,
+    /// `resultType`, `ttlMs` and `cacheScope` are about the result.
+    Marked,
+}
+
+/// What a backend asks at one moment of a call.
+#[derive(Debug)]
+pub struct Round {
+    /// The asks; may be empty where the backend only wants to be called again.
+    pub asks: SmallVec<[Ask; 1]>,
+    /// How the call goes on once they are answered.
+    pub resume: Resume,
+    /// The message in which the round came, where it came as one.
+    pub source: Option<Message>,
+}
+
+/// How a call goes on after a round of asks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Resume {
+    /// The backend waits: each ask has a reply channel, and this stream goes on.
+    Live,
+    /// The call has ended; sending it again with the answers and this state (raw JSON) continues it.
+    State(Option<Bytes>),
+}
+
+/// One thing that a backend wants from the client: elicitation, sampling, roots.
+#[derive(Debug)]
+pub struct Ask {
+    /// Names the ask within this gateway.
+    pub key: AskKey,
+    /// A request; its id is the backend's (live) or its key in the round.
+    pub request: Message,
+    /// Takes the client's response; dropping it means there will be none. `None` if the round resumes by state.
+    pub reply: Option<oneshot::Sender<Message>>,
+}
+
+/// Names a live ask, unique in this process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct AskKey(pub u64);
+
+impl AskKey {
+    /// A key that was not given before.
+    pub fn next() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        Self(NEXT.fetch_add(1, Ordering::Relaxed))
+    }
+}
+
+/// A stream that is one event.
+pub fn once(event: Event) -> Events {
+    Box::pin(futures_util::stream::once(std::future::ready(event)))
+}

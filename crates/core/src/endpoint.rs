@@ -1,0 +1,177 @@
+//! An endpoint: a path in front of one or more backends.
+//!
+//! With one backend it is transparent. With several, [`crate::aggregate`] routes and merges.
+
+use std::sync::Arc;
+
+use drawbridge_wire::json;
+use futures_util::future::join_all;
+
+use crate::aggregate::Aggregate;
+use crate::backend::{Backend, BackendName, Conversation, Description};
+use crate::call::{Call, Events};
+use crate::client::Client;
+use crate::fault::Fault;
+use crate::seal::KeyRing;
+
+/// Whoever makes calls: a session, or a client without one.
+pub trait Conversing: Send + Sync {
+    /// Who it is.
+    fn client(&self) -> &Arc<Client>;
+
+    /// Its conversation with the backend at `index` of the endpoint.
+    fn conversation(&self, index: usize) -> Arc<dyn Conversation>;
+}
+
+/// A path in front of backends.
+pub struct Endpoint {
+    name: Option<BackendName>,
+    backends: Vec<Arc<dyn Backend>>,
+    aggregate: Option<Aggregate>,
+}
+
+impl std::fmt::Debug for Endpoint {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Endpoint").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+impl Endpoint {
+    /// An endpoint called `name` (`None`: the default one) in front of `backends`.
+    pub fn new(name: Option<BackendName>, backends: Vec<Arc<dyn Backend>>, keys: Arc<KeyRing>) -> Self {
+        let aggregate = (backends.len() > 1).then(|| {
+            let names = backends.iter().map(|b| b.name().clone()).collect();
+            Aggregate::new(name.as_ref().map(ToString::to_string).unwrap_or_default(), names, keys)
+        });
+        Self { name, backends, aggregate }
+    }
+
+    /// Its name; `None` for the default endpoint.
+    pub fn name(&self) -> Option<&BackendName> {
+        self.name.as_ref()
+    }
+
+    /// What is behind it.
+    pub fn backends(&self) -> &[Arc<dyn Backend>] {
+        &self.backends
+    }
+
+    /// The one backend, where there is just one.
+    fn only(&self) -> Option<&Arc<dyn Backend>> {
+        self.aggregate.is_none().then(|| self.backends.first()).flatten()
+    }
+
+    /// What the endpoint is to `client`. With several backends, those that don't answer in time are left out;
+    /// fails only if none does.
+    pub async fn describe(&self, client: &Arc<Client>) -> Result<Arc<Description>, Fault> {
+        if let Some(backend) = self.only() {
+            return backend.describe(client).await;
+        }
+        let client = &Arc::new(client.without_tasks());
+        let asked = self.backends.iter().map(|backend| async move {
+            let waited = tokio::time::timeout(backend.list_timeout(), backend.describe(client)).await;
+            let deadline = crate::fault::Deadline::FirstByte;
+            let late = || Fault::Timeout { backend: backend.name().to_string(), deadline };
+            let answer = waited.unwrap_or_else(|_| Err(late()));
+            if let Err(fault) = &answer {
+                tracing::warn!(backend.name = %backend.name(), error.code = fault.code(), "left out of the endpoint: {fault}");
+            }
+            answer
+        });
+        let answers = join_all(asked).await;
+        let mut first_fault = None;
+        let mut found = Vec::new();
+        for (backend, answer) in self.backends.iter().zip(answers) {
+            match answer {
+                Ok(description) => found.push((backend.name().as_str(), description)),
+                Err(fault) => first_fault = first_fault.or(Some(fault)),
+            }
+        }
+        match first_fault {
+            Some(fault) if found.is_empty() => Err(fault),
+            _ => Ok(Arc::new(merge_descriptions(&found))),
+        }
+    }
+
+    /// Starts a call.
+    pub fn call(self: &Arc<Self>, who: &Arc<dyn Conversing>, call: Call) -> Events {
+        match &self.aggregate {
+            None if self.backends.is_empty() => {
+                crate::call::once(crate::call::Event::Fail(Fault::method_not_found(&call.request.method())))
+            }
+            None => who.conversation(0).call(call),
+            Some(aggregate) => aggregate.call(self, who, call),
+        }
+    }
+
+    pub(crate) fn aggregate(&self) -> Option<&Aggregate> {
+        self.aggregate.as_ref()
+    }
+}
+
+/// The `serverInfo` of the gateway itself, raw JSON.
+pub const SERVER_INFO: &str =
+    concat!(r#"{"name":"drawbridge","version":""#, env!("CARGO_PKG_VERSION"), r#""}"#);
+
+/// Capabilities that a merged endpoint can honour; others can't be told apart by backend.
+const MERGED: [&str; 5] = ["tools", "resources", "prompts", "completions", "logging"];
+
+fn merge_descriptions(found: &[(&str, Arc<Description>)]) -> Description {
+    let mut capabilities = String::from("{");
+    for name in MERGED {
+        let offers: Vec<_> = found.iter().filter_map(|(_, d)| json::member(&d.capabilities, name)).collect();
+        if offers.is_empty() {
+            continue;
+        }
+        let flag = |flag: &str| offers.iter().any(|raw| json::member(raw, flag) == Some(b"true"));
+        let flags: Vec<_> = ["listChanged", "subscribe"]
+            .into_iter()
+            .filter(|f| flag(f))
+            .map(|f| format!("\"{f}\":true"))
+            .collect();
+        if capabilities.len() > 1 {
+            capabilities.push(',');
+        }
+        capabilities.push_str(&format!("\"{name}\":{{{}}}", flags.join(",")));
+    }
+    capabilities.push('}');
+    let instructions: Vec<String> = found
+        .iter()
+        .filter_map(|(name, d)| {
+            let text = json::decode_string(d.instructions.as_deref()?)?;
+            Some(format!("# {name}\n\n{text}"))
+        })
+        .collect();
+    Description {
+        server_info: SERVER_INFO.into(),
+        capabilities: capabilities.into(),
+        instructions: (!instructions.is_empty())
+            .then(|| json::encode_string(&instructions.join("\n\n")).into()),
+        meta: None,
+        cache: None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn descriptions_are_merged_to_what_all_together_can_do() {
+        let one = |capabilities: &'static str, instructions: Option<&'static str>| {
+            Arc::new(Description {
+                server_info: "{}".into(),
+                capabilities: capabilities.into(),
+                instructions: instructions.map(Into::into),
+                meta: None,
+                cache: None,
+            })
+        };
+        let merged = merge_descriptions(&[
+            ("a", one(r#"{"tools":{},"tasks":{},"resources":{"subscribe":true}}"#, Some("\"Ask first.\""))),
+            ("b", one(r#"{"tools":{"listChanged":true}}"#, None)),
+        ]);
+        assert_eq!(merged.capabilities, r#"{"tools":{"listChanged":true},"resources":{"subscribe":true}}"#);
+        assert_eq!(merged.instructions.unwrap(), r##""# a\n\nAsk first.""##);
+    }
+}

@@ -1,0 +1,180 @@
+//! What goes wrong between a call and its result, with the three answers every reader wants: which code, whose
+//! fault, and may it be tried again.
+
+use std::time::Duration;
+
+use drawbridge_wire::RpcError;
+use drawbridge_wire::code as rpc;
+
+/// Who has to do something about a fault.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Blame {
+    /// The client asked for something it can't have.
+    Caller,
+    /// The gateway is full, stopping or wrong.
+    Gateway,
+    /// The backend or the way to it.
+    Backend,
+}
+
+/// Whether the same request may be sent again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Retry {
+    /// Nothing was done.
+    Safe,
+    /// Nothing was done; wait first.
+    After(Duration),
+    /// It may have been done already.
+    Unsafe,
+    /// It would fail again.
+    Useless,
+}
+
+/// Which deadline of a backend has passed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Deadline {
+    /// Until the connection stands.
+    Connect,
+    /// Until the first byte of the answer.
+    FirstByte,
+    /// Between two bytes of an answer.
+    Idle,
+    /// For the whole call.
+    Total,
+    /// In the queue for a process.
+    Queue,
+    /// For a process to start and shake hands.
+    Start,
+}
+
+impl Deadline {
+    /// The configuration key that sets it.
+    pub fn key(self) -> &'static str {
+        match self {
+            Self::Connect => "connect_timeout",
+            Self::FirstByte => "first_byte_timeout",
+            Self::Idle => "idle_timeout",
+            Self::Total => "timeout",
+            Self::Queue => "queue_timeout",
+            Self::Start => "start_timeout",
+        }
+    }
+}
+
+/// Why a call has no answer of its backend.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say it")]
+pub enum Fault {
+    #[error("backend \"{backend}\" is not reachable: {detail}")]
+    Unreachable { backend: String, detail: String },
+    #[error("backend \"{backend}\" could not be started: {detail}")]
+    NotStarted { backend: String, detail: String },
+    #[error("backend \"{backend}\" took longer than its {}; nothing more is known of the call", .deadline.key())]
+    Timeout { backend: String, deadline: Deadline },
+    #[error("backend \"{backend}\" gave an answer that is not MCP: {detail}")]
+    BadAnswer { backend: String, detail: String },
+    #[error(
+        "backend \"{backend}\" refuses the gateway's credentials (HTTP {status}): check its headers in the configuration"
+    )]
+    Refused { backend: String, status: u16 },
+    #[error(
+        "the answer of backend \"{backend}\" is larger than the {limit} bytes that limits.max_result_bytes allows"
+    )]
+    TooLarge { backend: String, limit: usize },
+    #[error(
+        "the connection to backend \"{backend}\" was lost after the call was sent ({detail}): its outcome is unknown"
+    )]
+    OutcomeUnknown { backend: String, detail: String },
+    #[error("too many {what} at once (limit {limit}); try again later")]
+    Busy { what: &'static str, limit: usize },
+    #[error("the gateway is shutting down; try again")]
+    Draining,
+    #[error(
+        "backend \"{backend}\" needs input from the user that this client's protocol version can't give here"
+    )]
+    NeedsInput { backend: String },
+    /// An error that is answered as it is.
+    #[error("{}", .0.message)]
+    Rpc(RpcError),
+}
+
+impl Fault {
+    /// The stable name of the fault, as in logs and `docs/errors.md`.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::Unreachable { .. } => "backend_unreachable",
+            Self::NotStarted { .. } => "backend_not_started",
+            Self::Timeout { .. } => "backend_timeout",
+            Self::BadAnswer { .. } => "backend_bad_answer",
+            Self::Refused { .. } => "backend_refused",
+            Self::TooLarge { .. } => "result_too_large",
+            Self::OutcomeUnknown { .. } => "outcome_unknown",
+            Self::Busy { .. } => "busy",
+            Self::Draining => "draining",
+            Self::NeedsInput { .. } => "needs_input",
+            Self::Rpc(_) => "rpc",
+        }
+    }
+
+    /// All codes, for the documentation test.
+    pub const CODES: [&'static str; 10] = [
+        "backend_unreachable",
+        "backend_not_started",
+        "backend_timeout",
+        "backend_bad_answer",
+        "backend_refused",
+        "result_too_large",
+        "outcome_unknown",
+        "busy",
+        "draining",
+        "needs_input",
+    ];
+
+    /// Who has to act.
+    pub fn blame(&self) -> Blame {
+        match self {
+            Self::Busy { .. } | Self::Draining => Blame::Gateway,
+            Self::Rpc(_) | Self::NeedsInput { .. } => Blame::Caller,
+            _ => Blame::Backend,
+        }
+    }
+
+    /// Whether trying again is safe.
+    pub fn retry(&self) -> Retry {
+        match self {
+            Self::Unreachable { .. } | Self::NotStarted { .. } => Retry::Safe,
+            Self::Busy { .. } | Self::Draining => Retry::After(Duration::from_secs(1)),
+            Self::Timeout { deadline: Deadline::Connect | Deadline::Queue | Deadline::Start, .. } => {
+                Retry::Safe
+            }
+            Self::Timeout { .. } | Self::BadAnswer { .. } | Self::OutcomeUnknown { .. } => Retry::Unsafe,
+            Self::Refused { .. } | Self::TooLarge { .. } | Self::NeedsInput { .. } | Self::Rpc(_) => {
+                Retry::Useless
+            }
+        }
+    }
+
+    /// The JSON-RPC error a client gets. `data` names the code and whether a retry is safe.
+    pub fn to_rpc_error(&self) -> RpcError {
+        if let Self::Rpc(error) = self {
+            return error.clone();
+        }
+        let retry = match self.retry() {
+            Retry::Safe | Retry::After(_) => "safe",
+            Retry::Unsafe => "unsafe",
+            Retry::Useless => "useless",
+        };
+        RpcError::new(rpc::INTERNAL_ERROR, self.to_string())
+            .with_data(format!(r#"{{"code":"{}","retry":"{retry}"}}"#, self.code()))
+    }
+
+    /// "Method not found", for a method that nothing here offers.
+    pub fn method_not_found(method: &str) -> Self {
+        Self::Rpc(RpcError::new(rpc::METHOD_NOT_FOUND, format!("method not found: {method}")))
+    }
+
+    /// "Invalid params".
+    pub fn invalid_params(message: impl Into<String>) -> Self {
+        Self::Rpc(RpcError::new(rpc::INVALID_PARAMS, message))
+    }
+}

@@ -1,0 +1,179 @@
+//! Sealed handles: what a client carries back to the gateway (session ids, cursors) is encrypted and
+//! authenticated, so that any instance with the keys can read it and nobody can make one.
+//!
+//! A handle is `key-id "." base64url(nonce || XChaCha20-Poly1305 ciphertext)`. Each [`Purpose`] has a key of its own,
+//! derived by HKDF-SHA-256 from the ring's key, so a handle of one purpose is worthless as another. Principal,
+//! endpoint and expiry are inside, checked by whoever opens it.
+
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use chacha20poly1305::aead::{Aead as _, KeyInit as _, Payload};
+use chacha20poly1305::{Key, XChaCha20Poly1305, XNonce};
+use hkdf::Hkdf;
+use sha2::Sha256;
+
+/// Handles longer than this many bytes are not even tried.
+const MAX_HANDLE_BYTES: usize = 16 * 1024;
+const NONCE_BYTES: usize = 24;
+
+/// What a handle is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Purpose {
+    /// A session id.
+    Session,
+    /// A pagination cursor of a merged list.
+    Cursor,
+}
+
+impl Purpose {
+    const ALL: [Self; 2] = [Self::Session, Self::Cursor];
+
+    fn label(self) -> &'static [u8] {
+        match self {
+            Self::Session => b"drawbridge v1 session",
+            Self::Cursor => b"drawbridge v1 cursor",
+        }
+    }
+}
+
+/// A key as configured: a short id and 32 secret bytes.
+#[derive(Clone)]
+pub struct SealKey {
+    /// Names the key inside handles: `[A-Za-z0-9_-]{1,16}`.
+    pub id: String,
+    /// The secret.
+    pub secret: [u8; 32],
+}
+
+impl std::fmt::Debug for SealKey {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SealKey").field("id", &self.id).finish_non_exhaustive()
+    }
+}
+
+struct RingKey {
+    id: String,
+    ciphers: [XChaCha20Poly1305; Purpose::ALL.len()],
+}
+
+/// The keys: the first seals, all open.
+pub struct KeyRing(Vec<RingKey>);
+
+impl std::fmt::Debug for KeyRing {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_list().entries(self.0.iter().map(|k| &k.id)).finish()
+    }
+}
+
+/// Why there is no key ring.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum BadKeys {
+    /// There is no key to seal with.
+    #[error("no seal key is configured")]
+    None,
+    /// An id is empty, too long, doubled or has other characters.
+    #[error("seal key ids are 1 to 16 letters, digits, '-' or '_', each used once")]
+    Id,
+    /// HKDF refused; can't happen with 32-byte keys.
+    #[error("a seal key could not be derived")]
+    Derive,
+}
+
+impl KeyRing {
+    /// A ring of `keys`.
+    pub fn new(keys: &[SealKey]) -> Result<Self, BadKeys> {
+        let legal = |id: &str| {
+            (1..=16).contains(&id.len())
+                && id.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_')
+        };
+        let mut ring: Vec<RingKey> = Vec::with_capacity(keys.len());
+        for key in keys {
+            if !legal(&key.id) || ring.iter().any(|k| k.id == key.id) {
+                return Err(BadKeys::Id);
+            }
+            let hkdf = Hkdf::<Sha256>::new(None, &key.secret);
+            let mut derived = [[0u8; 32]; Purpose::ALL.len()];
+            for (purpose, out) in Purpose::ALL.iter().zip(&mut derived) {
+                hkdf.expand(purpose.label(), out).ok().ok_or(BadKeys::Derive)?;
+            }
+            let ciphers = derived.map(|key| XChaCha20Poly1305::new(&Key::from(key)));
+            ring.push(RingKey { id: key.id.clone(), ciphers });
+        }
+        if ring.is_empty() { Err(BadKeys::None) } else { Ok(Self(ring)) }
+    }
+
+    /// Seals `plain`. The handle has only letters, digits, '-', '_' and '.'.
+    pub fn seal(&self, purpose: Purpose, plain: &[u8]) -> String {
+        let key = &self.0[0];
+        let nonce: [u8; NONCE_BYTES] = rand::random();
+        let payload = Payload { msg: plain, aad: key.id.as_bytes() };
+        let sealed = key.ciphers[purpose as usize].encrypt(&XNonce::from(nonce), payload).unwrap_or_default();
+        let mut handle = String::with_capacity(key.id.len() + 1 + (NONCE_BYTES + sealed.len()) * 4 / 3 + 4);
+        handle.push_str(&key.id);
+        handle.push('.');
+        URL_SAFE_NO_PAD.encode_string([&nonce[..], &sealed].concat(), &mut handle);
+        handle
+    }
+
+    /// The plain text of a handle that this ring sealed for `purpose`; `None` for anything else.
+    pub fn open(&self, purpose: Purpose, handle: &str) -> Option<Vec<u8>> {
+        if handle.len() > MAX_HANDLE_BYTES {
+            return None;
+        }
+        let (id, body) = handle.split_once('.')?;
+        let key = self.0.iter().find(|k| k.id == id)?;
+        let body = URL_SAFE_NO_PAD.decode(body).ok()?;
+        let (nonce, sealed) = body.split_first_chunk::<NONCE_BYTES>()?;
+        let payload = Payload { msg: sealed, aad: id.as_bytes() };
+        key.ciphers[purpose as usize].decrypt(&XNonce::from(*nonce), payload).ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn key(id: &str, fill: u8) -> SealKey {
+        SealKey { id: id.to_owned(), secret: [fill; 32] }
+    }
+
+    #[test]
+    fn a_handle_opens_only_for_its_purpose_and_ring() {
+        let ring = KeyRing::new(&[key("a", 1)]).unwrap();
+        let handle = ring.seal(Purpose::Session, b"hello");
+        assert_eq!(ring.open(Purpose::Session, &handle).unwrap(), b"hello");
+        assert_eq!(ring.open(Purpose::Cursor, &handle), None);
+        assert_eq!(KeyRing::new(&[key("a", 2)]).unwrap().open(Purpose::Session, &handle), None);
+        assert_ne!(handle, ring.seal(Purpose::Session, b"hello"), "unpredictable");
+    }
+
+    #[test]
+    fn rotation_keeps_old_handles_open() {
+        let old = KeyRing::new(&[key("a", 1)]).unwrap();
+        let handle = old.seal(Purpose::Session, b"x");
+        let new = KeyRing::new(&[key("b", 2), key("a", 1)]).unwrap();
+        assert!(new.open(Purpose::Session, &handle).is_some());
+        assert!(new.seal(Purpose::Session, b"x").starts_with("b."));
+        assert_eq!(KeyRing::new(&[key("a", 1), key("a", 2)]).unwrap_err(), BadKeys::Id);
+        assert_eq!(KeyRing::new(&[]).unwrap_err(), BadKeys::None);
+    }
+
+    proptest! {
+        #[test]
+        fn a_changed_handle_does_not_open(at in any::<prop::sample::Index>(), to in "[A-Za-z0-9_.-]") {
+            let ring = KeyRing::new(&[key("k1", 7)]).unwrap();
+            let handle = ring.seal(Purpose::Session, b"who am i");
+            let at = at.index(handle.len());
+            let forged = format!("{}{to}{}", &handle[..at], &handle[at + 1..]);
+            prop_assume!(forged != handle);
+            prop_assert_eq!(ring.open(Purpose::Session, &forged), None);
+        }
+
+        #[test]
+        fn any_text_is_refused(text in any::<String>()) {
+            let ring = KeyRing::new(&[key("k1", 7)]).unwrap();
+            prop_assert_eq!(ring.open(Purpose::Session, &text), None);
+        }
+    }
+}

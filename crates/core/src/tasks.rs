@@ -1,0 +1,98 @@
+//! Background work that shutdown waits for.
+
+use std::future::Future;
+use std::time::Duration;
+
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tracing::Instrument as _;
+
+/// Every task of a gateway is spawned through this handle, so that none outlives it. Cheap to clone.
+#[derive(Debug, Clone, Default)]
+pub struct Tasks {
+    tracker: TaskTracker,
+    /// Cancelled when the gateway stops taking work: loops end, running calls go on.
+    soft: CancellationToken,
+    /// Cancelled when the drain deadline has passed: everything is dropped.
+    hard: CancellationToken,
+}
+
+impl Tasks {
+    /// Runs `work` on the current runtime until it ends or the gateway is stopped for good. `name` appears in
+    /// traces.
+    #[expect(clippy::disallowed_methods, reason = "the one place that spawns")]
+    pub fn spawn<F>(&self, name: &'static str, work: F)
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        let span = tracing::debug_span!("task", name);
+        let work = self.hard.clone().run_until_cancelled_owned(work);
+        tokio::spawn(
+            self.tracker.track_future(
+                async move {
+                    work.await;
+                }
+                .instrument(span),
+            ),
+        );
+    }
+
+    /// Resolves when the gateway begins to drain.
+    pub async fn draining(&self) {
+        self.soft.cancelled().await;
+    }
+
+    /// The token behind [`Tasks::draining`].
+    pub fn drain_token(&self) -> &CancellationToken {
+        &self.soft
+    }
+
+    /// The token that ends everything.
+    pub fn stop_token(&self) -> &CancellationToken {
+        &self.hard
+    }
+
+    /// The tracker, for libraries that spawn by themselves.
+    pub fn tracker(&self) -> &TaskTracker {
+        &self.tracker
+    }
+
+    /// Whether the gateway is draining.
+    pub fn is_draining(&self) -> bool {
+        self.soft.is_cancelled()
+    }
+
+    /// Tells every loop to end; running calls go on.
+    pub fn begin_drain(&self) {
+        self.soft.cancel();
+    }
+
+    /// Waits until all tasks have ended, at most `grace`, then drops the rest and waits for them to be gone.
+    /// Returns whether all ended by themselves.
+    pub async fn finish(&self, grace: Duration) -> bool {
+        self.begin_drain();
+        self.tracker.close();
+        let ended = tokio::time::timeout(grace, self.tracker.wait()).await.is_ok();
+        self.hard.cancel();
+        if !ended {
+            self.tracker.wait().await;
+        }
+        ended
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn what_does_not_end_in_time_is_dropped() {
+        let tasks = Tasks::default();
+        tasks.spawn("forever", std::future::pending());
+        assert!(!tasks.finish(Duration::from_secs(1)).await);
+        let tasks = Tasks::default();
+        let seen = tasks.clone();
+        tasks.spawn("polite", async move { seen.draining().await });
+        assert!(tasks.finish(Duration::from_secs(1)).await);
+    }
+}
