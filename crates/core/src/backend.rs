@@ -1,7 +1,7 @@
 //! The port to backends, implemented by the upstream faces.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -68,8 +68,14 @@ pub trait Backend: Send + Sync {
     /// What it says about itself to `client`: only what works for a client of this kind. Asked of the backend at most once per profile and validity.
     async fn describe(&self, client: &Arc<Client>) -> Result<Arc<Description>, Fault>;
 
-    /// A conversation for `client`. Costs nothing: the backend hears of it with the first call.
-    fn open(&self, client: &Arc<Client>, scope: Scope) -> Arc<dyn Conversation>;
+    /// A conversation for `client`. Costs nothing: the backend hears of it with the first call. What comes
+    /// outside of calls goes to `sink`.
+    fn open(
+        self: Arc<Self>,
+        client: &Arc<Client>,
+        scope: Scope,
+        sink: Option<Weak<dyn Unsolicited>>,
+    ) -> Arc<dyn Conversation>;
 
     /// How long a merged list waits for this backend.
     fn list_timeout(&self) -> Duration;
@@ -87,8 +93,9 @@ pub trait Conversation: Send + Sync {
     /// Passes on a notification of the client. A backend that has no use for it never sees it.
     async fn notify(&self, notification: Message);
 
-    /// Delivers to `sink` what the backend sends outside of calls, from now on.
-    fn listen(self: Arc<Self>, sink: Arc<dyn Unsolicited>);
+    /// Makes sure that what the backend sends outside of calls is received from now on, even before the first
+    /// call.
+    fn listen(self: Arc<Self>);
 
     /// Ends the conversation at the backend.
     async fn close(&self);

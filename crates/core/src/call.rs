@@ -14,10 +14,12 @@
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use drawbridge_wire::{Kind, Message};
 use futures_util::Stream;
+use parking_lot::Mutex;
 use smallvec::SmallVec;
 use tokio::sync::oneshot;
 
@@ -132,7 +134,92 @@ impl AskKey {
     }
 }
 
+/// Hands the events of a [`generate`]d stream to its reader.
+#[derive(Debug, Clone)]
+pub struct Emitter(Arc<Mutex<Option<Event>>>);
+
+impl Emitter {
+    /// Gives one event; resolves once the reader has it.
+    pub async fn emit(&self, event: Event) {
+        let mut event = Some(event);
+        std::future::poll_fn(|_| {
+            let mut slot = self.0.lock();
+            if slot.is_some() {
+                return Poll::Pending;
+            }
+            match event.take() {
+                // The reader finds it when this poll returns, and polls again for the next.
+                Some(event) => {
+                    *slot = Some(event);
+                    Poll::Pending
+                }
+                None => Poll::Ready(()),
+            }
+        })
+        .await;
+    }
+}
+
+struct Generated<F> {
+    work: Pin<Box<F>>,
+    slot: Arc<Mutex<Option<Event>>>,
+    ended: bool,
+}
+
+impl<F: Future<Output = Event>> Stream for Generated<F> {
+    type Item = Event;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Event>> {
+        if self.ended {
+            return Poll::Ready(None);
+        }
+        match self.work.as_mut().poll(cx) {
+            Poll::Ready(last) => {
+                self.ended = true;
+                Poll::Ready(Some(last))
+            }
+            Poll::Pending => {
+                let given = self.slot.lock().take();
+                given.map_or(Poll::Pending, |event| Poll::Ready(Some(event)))
+            }
+        }
+    }
+}
+
+/// A stream from a piece of work that emits events and ends with the terminal one. The work runs only while the
+/// stream is read and is dropped with it.
+pub fn generate<F>(work: impl FnOnce(Emitter) -> F) -> Events
+where
+    F: Future<Output = Event> + Send + 'static,
+{
+    let slot = Arc::new(Mutex::new(None));
+    let work = Box::pin(work(Emitter(slot.clone())));
+    Box::pin(Generated { work, slot, ended: false })
+}
+
 /// A stream that is one event.
 pub fn once(event: Event) -> Events {
     Box::pin(futures_util::stream::once(std::future::ready(event)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use futures_util::StreamExt as _;
+
+    #[tokio::test]
+    async fn generated_events_come_in_order_and_end_with_the_terminal_one() {
+        let note = |n: u32| Message::notification("n", format!("{{\"n\":{n}}}").as_bytes());
+        let events = generate(|emit| async move {
+            for n in 0..3 {
+                emit.emit(Event::Notify(note(n))).await;
+                tokio::task::yield_now().await;
+            }
+            Event::Fail(Fault::Draining)
+        });
+        let events: Vec<_> = events.collect().await;
+        assert_eq!(events.len(), 4);
+        assert!(matches!(&events[2], Event::Notify(m) if m.bytes().ends_with(b"{\"n\":2}}")));
+        assert!(events[3].is_terminal());
+    }
 }

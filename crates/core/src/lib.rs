@@ -18,6 +18,7 @@ pub mod fault;
 pub mod revocation;
 pub mod seal;
 pub mod tasks;
+pub mod worker;
 
 pub use backend::{Backend, BackendName, Conversation, Description};
 pub use call::{Ask, AskKey, Call, Event, Events, Reply, Resume, Round, Shape};

@@ -1,1 +1,22 @@
-//! placeholder
+//! The upstream faces: everything that speaks to a backend.
+//!
+//! [`http`] backends are reached over Streamable HTTP of either era or over HTTP+SSE, [`stdio`] backends are
+//! processes under a guard. Each transport is paired with a dialect: [`legacy`] (handshake, sessions) or
+//! [`modern`] (metadata on each request), found out by asking the backend. Both turn a call into messages and
+//! messages into events; neither knows what the client speaks.
+//!
+//! Must not know: axum, Redis, SQL, configuration files.
+
+pub mod answer;
+mod described;
+pub mod http;
+pub mod legacy;
+pub mod modern;
+pub mod options;
+pub mod outbound;
+mod pipe;
+mod restore;
+
+pub use http::HttpBackend;
+pub use options::{EraChoice, Options, TransportChoice};
+pub use outbound::{Outbound, ProxyRule};

@@ -1,5 +1,6 @@
 //! The aggregate against backends that answer from a script.
 
+use std::sync::Weak;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -27,7 +28,12 @@ impl Backend for Scripted {
     async fn describe(&self, _: &Arc<Client>) -> Result<Arc<Description>, Fault> {
         Err(Fault::Draining)
     }
-    fn open(&self, _: &Arc<Client>, _: Scope) -> Arc<dyn Conversation> {
+    fn open(
+        self: Arc<Self>,
+        _: &Arc<Client>,
+        _: Scope,
+        _: Option<Weak<dyn Unsolicited>>,
+    ) -> Arc<dyn Conversation> {
         Arc::new(Talk(self.script))
     }
     fn list_timeout(&self) -> Duration {
@@ -51,7 +57,7 @@ impl Conversation for Talk {
         }
     }
     async fn notify(&self, _: Message) {}
-    fn listen(self: Arc<Self>, _: Arc<dyn Unsolicited>) {}
+    fn listen(self: Arc<Self>) {}
     async fn close(&self) {}
 }
 
@@ -65,7 +71,7 @@ impl Conversing for Caller {
         &self.client
     }
     fn conversation(&self, index: usize) -> Arc<dyn Conversation> {
-        self.endpoint.backends()[index].open(&self.client, Scope::Session)
+        self.endpoint.backends()[index].clone().open(&self.client, Scope::Session, None)
     }
 }
 

@@ -1,0 +1,138 @@
+//! What a backend said about itself, by client profile; and the sessions that were opened to hear it.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+use drawbridge_core::backend::Unsolicited;
+use drawbridge_core::{Client, Conversation, Description, Fault, ProfileKey, Tasks};
+use parking_lot::Mutex;
+
+/// A conversation that starts with a handshake.
+#[async_trait]
+pub(crate) trait LegacyConversation: Conversation {
+    /// Shakes hands now, if it is not done yet.
+    async fn handshake(self: Arc<Self>) -> Result<Arc<Description>, Fault>;
+
+    /// Gives what comes outside of calls to `sink`.
+    fn attach(&self, sink: Weak<dyn Unsolicited>);
+}
+
+struct Spare {
+    client: Arc<Client>,
+    session: Arc<dyn LegacyConversation>,
+    since: Instant,
+}
+
+/// Sessions that nobody has taken are ended after this long.
+const SPARE_TIME: Duration = Duration::from_secs(60);
+const MAX_SPARES: usize = 8;
+const MAX_PROFILES: usize = 1024;
+/// What a backend says is believed for at least this long, so that a burst of clients asks once.
+const MIN_TTL: Duration = Duration::from_secs(1);
+
+/// The cache of a backend's descriptions.
+pub(crate) struct Described {
+    ttl: Duration,
+    known: Mutex<HashMap<ProfileKey, (Arc<Description>, Instant)>>,
+    asking: tokio::sync::Mutex<()>,
+    spares: Arc<Mutex<Vec<Spare>>>,
+}
+
+impl Described {
+    pub(crate) fn new(ttl: Duration) -> Self {
+        Self { ttl, known: Mutex::default(), asking: tokio::sync::Mutex::default(), spares: Arc::default() }
+    }
+
+    fn fresh(&self, key: &ProfileKey) -> Option<Arc<Description>> {
+        let known = self.known.lock();
+        let (description, until) = known.get(key)?;
+        (Instant::now() < *until).then(|| description.clone())
+    }
+
+    /// The description for `client`, by asking at most once at a time.
+    pub(crate) async fn get<F>(
+        &self,
+        client: &Arc<Client>,
+        ask: impl FnOnce() -> F,
+    ) -> Result<Arc<Description>, Fault>
+    where
+        F: Future<Output = Result<Arc<Description>, Fault>>,
+    {
+        let key = client.profile();
+        if let Some(description) = self.fresh(&key) {
+            return Ok(description);
+        }
+        let _turn = self.asking.lock().await;
+        if let Some(description) = self.fresh(&key) {
+            return Ok(description);
+        }
+        let description = ask().await?;
+        self.learn(key, &description);
+        Ok(description)
+    }
+
+    /// Notes what was heard, also in the handshakes of ordinary sessions.
+    pub(crate) fn learn(&self, key: ProfileKey, description: &Arc<Description>) {
+        let ttl = description
+            .cache
+            .as_ref()
+            .map_or(self.ttl, |(ttl, _)| (*ttl).clamp(MIN_TTL, self.ttl.max(MIN_TTL)));
+        let mut known = self.known.lock();
+        if known.len() >= MAX_PROFILES {
+            let now = Instant::now();
+            known.retain(|_, (_, until)| *until > now);
+            if known.len() >= MAX_PROFILES {
+                known.clear();
+            }
+        }
+        known.insert(key, (description.clone(), Instant::now() + ttl));
+    }
+
+    /// Keeps a session for the next client that is like `client` in everything.
+    pub(crate) fn keep_spare(
+        &self,
+        client: &Arc<Client>,
+        session: Arc<dyn LegacyConversation>,
+        tasks: &Tasks,
+    ) {
+        let since = Instant::now();
+        self.spares.lock().push(Spare { client: client.clone(), session, since });
+        let spares = self.spares.clone();
+        let draining = tasks.drain_token().clone();
+        tasks.spawn("end spare session", async move {
+            let _ = tokio::time::timeout(SPARE_TIME, draining.cancelled()).await;
+            let old: Vec<_> = {
+                let mut spares = spares.lock();
+                let surplus = spares.len().saturating_sub(MAX_SPARES);
+                let mut index = 0;
+                spares
+                    .extract_if(.., |spare| {
+                        index += 1;
+                        spare.since <= since || index <= surplus
+                    })
+                    .collect()
+            };
+            for spare in old {
+                spare.session.close().await;
+            }
+        });
+    }
+
+    /// A session that was opened for a client like `client` and not used yet.
+    pub(crate) fn take_spare(&self, client: &Client) -> Option<Arc<dyn LegacyConversation>> {
+        let mut spares = self.spares.lock();
+        let fits =
+            |spare: &Spare| spare.client.info == client.info && spare.client.profile() == client.profile();
+        let at = spares.iter().position(fits)?;
+        Some(spares.swap_remove(at).session)
+    }
+
+    pub(crate) async fn close(&self) {
+        let spares = std::mem::take(&mut *self.spares.lock());
+        for spare in spares {
+            spare.session.close().await;
+        }
+    }
+}

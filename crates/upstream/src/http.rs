@@ -1,0 +1,296 @@
+//! Backends behind a URL.
+//!
+//! [`HttpBackend`] finds out once per validity what the backend speaks ([`era`]) and opens conversations to
+//! match: [`stateless`] for the modern dialect, [`session`] for the legacy one over Streamable HTTP.
+
+mod era;
+mod session;
+mod shared;
+mod sse;
+mod stateless;
+
+use std::collections::HashMap;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+use drawbridge_core::backend::{Scope, Unsolicited};
+use drawbridge_core::call::{Call, Event, Events, generate};
+use drawbridge_core::{Backend, BackendName, Client, Conversation, Description, Fault, ProfileKey, Tasks};
+use drawbridge_wire::message::Field;
+use drawbridge_wire::{Message, method};
+use futures_util::StreamExt as _;
+use http::HeaderMap;
+use parking_lot::Mutex;
+
+use crate::described::{Described, LegacyConversation};
+use crate::options::{Options, TransportChoice};
+use crate::outbound::Outbound;
+use crate::pipe::{Dialect, Pipe};
+use era::Era;
+use session::HttpSession;
+use shared::Shared;
+pub use shared::{BadUrl, Target};
+
+/// A backend behind a URL.
+pub struct HttpBackend {
+    shared: Arc<Shared>,
+    transport: TransportChoice,
+    verdict: era::Verdict,
+    described: Described,
+    /// Sessions that clients without sessions of their own share, by profile.
+    shared_sessions: Mutex<HashMap<ProfileKey, (Arc<dyn Conversation>, Instant)>>,
+}
+
+/// At most this many shared sessions are kept; the one used least recently is ended first.
+const MAX_SHARED_SESSIONS: usize = 256;
+
+impl HttpBackend {
+    /// A backend at `target`, which gets `headers` with each request.
+    pub fn new(
+        target: Target,
+        headers: HeaderMap,
+        transport: TransportChoice,
+        outbound: Outbound,
+        options: Options,
+        tasks: Tasks,
+    ) -> Arc<Self> {
+        let verdict = era::Verdict::new(&options, transport);
+        Arc::new(Self {
+            described: Described::new(options.era_ttl),
+            shared: Arc::new(Shared { target, headers, outbound, options, tasks }),
+            transport,
+            verdict,
+            shared_sessions: Mutex::default(),
+        })
+    }
+
+    async fn era(&self) -> Result<Era, Fault> {
+        self.verdict.find(&self.shared, self.transport).await
+    }
+
+    /// A conversation in the legacy dialect, over whichever transport the backend has.
+    fn legacy(
+        &self,
+        era: &Era,
+        client: &Arc<Client>,
+        sink: Option<Weak<dyn Unsolicited>>,
+    ) -> Arc<dyn LegacyConversation> {
+        match era {
+            Era::Sse => {
+                let carrier = Arc::new(sse::SseCarrier(self.shared.clone()));
+                let (options, tasks) = (self.shared.options.clone(), self.shared.tasks.clone());
+                Pipe::new(carrier, Dialect::Legacy, options, client.clone(), tasks, sink)
+            }
+            _ => HttpSession::new(self.shared.clone(), client.clone(), sink),
+        }
+    }
+
+    /// The session that clients of this profile share.
+    fn shared_session(&self, era: &Era, client: &Arc<Client>) -> Arc<dyn Conversation> {
+        let mut sessions = self.shared_sessions.lock();
+        let now = Instant::now();
+        if let Some((session, used)) = sessions.get_mut(&client.profile()) {
+            *used = now;
+            return session.clone();
+        }
+        if sessions.len() >= MAX_SHARED_SESSIONS
+            && let Some(oldest) =
+                sessions.iter().min_by_key(|(_, (_, used))| *used).map(|(key, _)| key.clone())
+            && let Some((session, _)) = sessions.remove(&oldest)
+        {
+            self.shared.tasks.spawn("end shared session", async move { session.close().await });
+        }
+        let session: Arc<dyn Conversation> = self.legacy(era, client, None);
+        sessions.insert(client.profile(), (session.clone(), now));
+        session
+    }
+
+    async fn ask_description(&self, client: &Arc<Client>) -> Result<Arc<Description>, Fault> {
+        match self.era().await? {
+            Era::Modern => match stateless::discover(&self.shared, client).await? {
+                Some(description) => Ok(Arc::new(description)),
+                None => {
+                    // It was modern, and is no more.
+                    self.verdict.forget();
+                    match self.era().await? {
+                        Era::Modern => {
+                            Err(self.shared.options.bad_answer("it does not answer server/discover"))
+                        }
+                        legacy => self.handshake(&legacy, client).await,
+                    }
+                }
+            },
+            legacy => match self.handshake(&legacy, client).await {
+                Err(Fault::BadAnswer { .. }) if self.verdict.forget_if_aged() => match self.era().await? {
+                    Era::Modern => {
+                        stateless::discover(&self.shared, client).await?.map(Arc::new).ok_or_else(|| {
+                            self.shared
+                                .options
+                                .bad_answer("it answers neither initialize nor server/discover")
+                        })
+                    }
+                    legacy => self.handshake(&legacy, client).await,
+                },
+                other => other,
+            },
+        }
+    }
+
+    /// Asks by opening a session, which the next client of the same kind gets.
+    async fn handshake(&self, era: &Era, client: &Arc<Client>) -> Result<Arc<Description>, Fault> {
+        let session = self.legacy(era, client, None);
+        let description = session.clone().handshake().await?;
+        self.described.keep_spare(client, session, &self.shared.tasks);
+        Ok(description)
+    }
+}
+
+#[async_trait]
+impl Backend for HttpBackend {
+    fn name(&self) -> &BackendName {
+        &self.shared.options.name
+    }
+
+    async fn describe(&self, client: &Arc<Client>) -> Result<Arc<Description>, Fault> {
+        self.described.get(client, || self.ask_description(client)).await
+    }
+
+    fn open(
+        self: Arc<Self>,
+        client: &Arc<Client>,
+        scope: Scope,
+        sink: Option<Weak<dyn Unsolicited>>,
+    ) -> Arc<dyn Conversation> {
+        // The era may have to be asked for, which opening must not wait for.
+        Arc::new(Resolving {
+            backend: self,
+            client: client.clone(),
+            scope,
+            sink,
+            session: Mutex::new(None),
+            level: Mutex::new(None),
+        })
+    }
+
+    fn list_timeout(&self) -> Duration {
+        self.shared.options.list_timeout
+    }
+
+    async fn close(&self) {
+        let sessions: Vec<_> = self.shared_sessions.lock().drain().map(|(_, (session, _))| session).collect();
+        for session in sessions {
+            session.close().await;
+        }
+        self.described.close().await;
+    }
+}
+
+/// A conversation that finds out with each call what the backend speaks; nearly always that is known.
+struct Resolving {
+    backend: Arc<HttpBackend>,
+    client: Arc<Client>,
+    scope: Scope,
+    sink: Option<Weak<dyn Unsolicited>>,
+    session: Mutex<Option<Arc<dyn Conversation>>>,
+    /// The log level that the client chose, for backends that want it with each request.
+    level: Mutex<Option<bytes::Bytes>>,
+}
+
+impl Resolving {
+    /// The session to use with a legacy backend.
+    fn session(&self, era: &Era) -> Arc<dyn Conversation> {
+        let mut slot = self.session.lock();
+        if let Some(session) = &*slot {
+            return session.clone();
+        }
+        let backend = &self.backend;
+        let session: Arc<dyn Conversation> = match (self.scope, backend.described.take_spare(&self.client)) {
+            (Scope::Profile, _) => backend.shared_session(era, &self.client),
+            (Scope::Session, Some(spare)) => {
+                if let Some(sink) = &self.sink {
+                    spare.attach(sink.clone());
+                }
+                spare
+            }
+            (Scope::Session, None) => backend.legacy(era, &self.client, self.sink.clone()),
+        };
+        *slot = Some(session.clone());
+        session
+    }
+
+    async fn run(&self, emit: &drawbridge_core::call::Emitter, call: Call) -> Result<Event, Fault> {
+        let shared = &self.backend.shared;
+        let mut again = true;
+        loop {
+            let era = self.backend.era().await?;
+            if era != Era::Modern {
+                let mut events = self.session(&era).call(call);
+                while let Some(event) = events.next().await {
+                    if event.is_terminal() {
+                        return Ok(event);
+                    }
+                    emit.emit(event).await;
+                }
+                return Err(shared.options.outcome_unknown("no answer"));
+            }
+            if call.request.method() == method::SET_LEVEL {
+                *self.level.lock() = call.request.slice(Field::Level);
+            }
+            let level = self.level.lock().clone();
+            match stateless::run(shared, emit, &call, level.as_ref()).await {
+                Ok(event) => return Ok(event),
+                Err(stateless::Stop::Fault(fault)) => return Err(fault),
+                Err(stateless::Stop::NotModern) if std::mem::take(&mut again) => {
+                    self.backend.verdict.forget()
+                }
+                Err(stateless::Stop::NotModern) => {
+                    return Err(shared
+                        .options
+                        .bad_answer("it refuses requests in the protocol it announced"));
+                }
+            }
+        }
+    }
+}
+
+#[async_trait]
+impl Conversation for Resolving {
+    fn call(self: Arc<Self>, call: Call) -> Events {
+        let session = self.session.lock().clone();
+        match session {
+            Some(session) => session.call(call),
+            None => generate(|emit| async move { self.run(&emit, call).await.unwrap_or_else(Event::Fail) }),
+        }
+    }
+
+    async fn notify(&self, notification: Message) {
+        let session = self.session.lock().clone();
+        if let Some(session) = session {
+            session.notify(notification).await;
+        }
+    }
+
+    fn listen(self: Arc<Self>) {
+        let resolving = self.clone();
+        self.backend.shared.tasks.spawn("listen to backend", async move {
+            match resolving.backend.era().await {
+                Ok(Era::Modern) => {}
+                Ok(legacy) => resolving.session(&legacy).listen(),
+                Err(fault) => {
+                    let name = &resolving.backend.shared.options.name;
+                    tracing::warn!(backend.name = %name, error.code = fault.code(), "not listening: {fault}");
+                }
+            }
+        });
+    }
+
+    async fn close(&self) {
+        let session = self.session.lock().take();
+        if self.scope == Scope::Session
+            && let Some(session) = session
+        {
+            session.close().await;
+        }
+    }
+}

@@ -1,0 +1,472 @@
+//! A session with a legacy backend over Streamable HTTP: handshake, calls, the stream of what comes unasked.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use drawbridge_core::backend::Unsolicited;
+use drawbridge_core::call::{Call, Emitter, Event, Events, generate};
+use drawbridge_core::fault::Deadline;
+use drawbridge_core::{Client, Conversation, Description, Fault};
+use drawbridge_wire::message::Field;
+use drawbridge_wire::{Id, Message, ProtocolVersion, header, method};
+use http::{HeaderName, HeaderValue, StatusCode};
+use parking_lot::Mutex;
+use tokio_util::sync::CancellationToken;
+
+use super::shared::{COURTESY, Shared};
+use crate::answer::{self, Answer, EventStream};
+use crate::described::LegacyConversation;
+use crate::legacy::{self, Handshake, Incoming, OpenAsks};
+use crate::restore::Restore;
+
+const SESSION_ID: HeaderName = HeaderName::from_static(header::SESSION_ID);
+const PROTOCOL_VERSION: HeaderName = HeaderName::from_static(header::PROTOCOL_VERSION);
+const LAST_EVENT_ID: HeaderName = HeaderName::from_static(header::LAST_EVENT_ID);
+
+/// How long the first call waits for the stream of unasked messages, which a backend may need to ask on.
+const STREAM_HEAD_TIME: Duration = Duration::from_secs(2);
+/// How often in a row a stream that brings nothing is resumed.
+const MAX_EMPTY_RESUMES: u32 = 8;
+
+/// What the backend agreed to, once.
+struct Opened {
+    id: Option<HeaderValue>,
+    handshake: Handshake,
+    /// Cancelled when this session is known to be gone.
+    gone: CancellationToken,
+}
+
+impl Opened {
+    fn headers(&self) -> Vec<(HeaderName, HeaderValue)> {
+        let version = HeaderValue::from_static(self.handshake.version.as_str());
+        let mut headers = Vec::with_capacity(3);
+        if self.handshake.version >= ProtocolVersion::V2025_06_18 {
+            headers.push((PROTOCOL_VERSION, version));
+        }
+        headers.extend(self.id.clone().map(|id| (SESSION_ID, id)));
+        headers
+    }
+}
+
+/// One session, opened with the first call and again when the backend has lost it.
+pub(super) struct HttpSession {
+    shared: Arc<Shared>,
+    client: Arc<Client>,
+    sink: Mutex<Option<Weak<dyn Unsolicited>>>,
+    opened: Mutex<Option<Arc<Opened>>>,
+    opening: tokio::sync::Mutex<()>,
+    next_id: AtomicU64,
+    /// The clients' progress tokens of running calls, by the gateway's.
+    tokens: Mutex<HashMap<Bytes, Bytes>>,
+    restore: Restore,
+    closed: CancellationToken,
+}
+
+impl HttpSession {
+    pub(super) fn new(
+        shared: Arc<Shared>,
+        client: Arc<Client>,
+        sink: Option<Weak<dyn Unsolicited>>,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            shared,
+            client,
+            sink: Mutex::new(sink),
+            opened: Mutex::new(None),
+            opening: tokio::sync::Mutex::default(),
+            next_id: AtomicU64::new(1),
+            tokens: Mutex::default(),
+            restore: Restore::default(),
+            closed: CancellationToken::new(),
+        })
+    }
+
+    fn next_id(&self) -> Id {
+        Id::from_number(self.next_id.fetch_add(1, Ordering::Relaxed))
+    }
+
+    fn sink(&self) -> Option<Arc<dyn Unsolicited>> {
+        self.sink.lock().as_ref().and_then(Weak::upgrade)
+    }
+
+    /// The session, by a handshake if there is none.
+    async fn open(self: &Arc<Self>) -> Result<Arc<Opened>, Fault> {
+        if let Some(opened) = self.opened.lock().clone() {
+            return Ok(opened);
+        }
+        let _turn = self.opening.lock().await;
+        if let Some(opened) = self.opened.lock().clone() {
+            return Ok(opened);
+        }
+        if self.closed.is_cancelled() {
+            return Err(Fault::Draining);
+        }
+        let opened = Arc::new(self.shake_hands().await?);
+        if self.client.can_be_asked() && self.sink().is_some() {
+            self.start_stream(&opened).await;
+        }
+        for message in self.restore.messages(|| self.next_id()) {
+            let sent = self.shared.post(&opened.headers(), message).await;
+            if let Ok(response) = sent {
+                let _ = answer::read(response, &self.shared.options).await;
+            }
+        }
+        *self.opened.lock() = Some(opened.clone());
+        Ok(opened)
+    }
+
+    async fn shake_hands(&self) -> Result<Opened, Fault> {
+        let options = &self.shared.options;
+        let request = legacy::initialize(&self.next_id(), &self.client);
+        let response = self.shared.post(&[], request.bytes().clone()).await?;
+        let id = response.headers().get(SESSION_ID).cloned();
+        let message = match answer::read(response, options).await? {
+            Answer::Message(_, message) => message,
+            Answer::Stream(mut stream) => loop {
+                match stream.next_message(options).await? {
+                    Some(message) if message.id().is_some() => break message,
+                    Some(_) => {}
+                    None => {
+                        return Err(options.bad_answer("its stream ended before the answer to initialize"));
+                    }
+                }
+            },
+            Answer::Accepted => return Err(options.bad_answer("it does not answer initialize")),
+            Answer::Other(status) if status.is_server_error() => {
+                return Err(options.unreachable(format!("HTTP {status}")));
+            }
+            Answer::Other(status) => return Err(options.bad_answer(format!("HTTP {status} to initialize"))),
+        };
+        let handshake = legacy::handshake(&message, &self.client, options)?;
+        let opened = Opened { id, handshake, gone: self.closed.child_token() };
+        let told = self.shared.post(&opened.headers(), legacy::initialized().bytes().clone()).await?;
+        answer::read(told, options).await?;
+        Ok(opened)
+    }
+
+    /// The backend does not know the session any more.
+    fn lost(&self, opened: &Arc<Opened>) {
+        let mut current = self.opened.lock();
+        if current.as_ref().is_some_and(|c| Arc::ptr_eq(c, opened)) {
+            *current = None;
+        }
+        opened.gone.cancel();
+    }
+
+    async fn run(self: &Arc<Self>, emit: &Emitter, call: &Call) -> Result<Event, Fault> {
+        let id = self.next_id();
+        let text = legacy::outgoing(&call.request, &id);
+        let _token = call.request.slice(Field::MetaProgressToken).map(|own| TokenGuard::new(self, &id, own));
+        let mut opened = self.open().await?;
+        let mut cancel = CancelGuard::new(self, &opened, &id);
+        let mut answer = self.send(&opened, text.clone()).await?;
+        if is_session_lost(&answer, &opened) {
+            // Unknown session: the call was not started, so a new session may have it.
+            self.lost(&opened);
+            cancel.disarm();
+            opened = self.open().await?;
+            cancel = CancelGuard::new(self, &opened, &id);
+            answer = self.send(&opened, text).await?;
+        }
+        let event = match answer {
+            Answer::Message(_, message) => self.answered(message),
+            Answer::Stream(stream) => self.follow(emit, *stream, &opened, &id).await,
+            Answer::Accepted => {
+                Err(self.shared.options.bad_answer("it accepts a request and answers nothing"))
+            }
+            Answer::Other(status) => Err(self.shared.options.bad_answer(format!("HTTP {status}"))),
+        };
+        // Only a call that may still run needs to be cancelled.
+        if !matches!(event, Err(Fault::Timeout { .. } | Fault::TooLarge { .. })) {
+            cancel.disarm();
+        }
+        event
+    }
+
+    async fn send(&self, opened: &Opened, text: Bytes) -> Result<Answer, Fault> {
+        let response = self.shared.post(&opened.headers(), text).await?;
+        answer::read(response, &self.shared.options).await
+    }
+
+    fn answered(&self, message: Message) -> Result<Event, Fault> {
+        match legacy::incoming(message, &mut OpenAsks::default(), |_| None) {
+            Incoming::Answer(_, reply) => Ok(Event::Done(reply)),
+            _ => Err(self.shared.options.bad_answer("its answer is neither a result nor an error")),
+        }
+    }
+
+    /// Reads the stream of a call to its answer, resuming it where the backend allows that.
+    async fn follow(
+        self: &Arc<Self>,
+        emit: &Emitter,
+        mut stream: EventStream,
+        opened: &Arc<Opened>,
+        id: &Id,
+    ) -> Result<Event, Fault> {
+        let options = &self.shared.options;
+        let mut asks = OpenAsks::default();
+        let mut empty = 0;
+        loop {
+            while let Some(message) = stream.next_message(options).await? {
+                empty = 0;
+                match legacy::incoming(message, &mut asks, |token| self.own_token(token)) {
+                    Incoming::Answer(answered, reply) if answered == *id => return Ok(Event::Done(reply)),
+                    Incoming::Answer(..) | Incoming::Nothing => {}
+                    Incoming::Event(event) => emit.emit(event).await,
+                    Incoming::Asked(event, ask, answer) => {
+                        self.answer_later(opened, ask, answer);
+                        emit.emit(event).await;
+                    }
+                    Incoming::Ping(pong) => self.tell(opened, pong.bytes().clone()),
+                }
+            }
+            let lost = || options.outcome_unknown("its stream ended without an answer");
+            let (last, delay) = stream.resumption().filter(|_| empty < MAX_EMPTY_RESUMES).ok_or_else(lost)?;
+            empty += 1;
+            tokio::time::sleep(delay).await;
+            let mut headers = opened.headers();
+            headers.push((LAST_EVENT_ID, HeaderValue::from_maybe_shared(last).map_err(|_| lost())?));
+            let response = match self.shared.get(&headers, options.first_byte_timeout).await {
+                Ok(response) => response,
+                // The backend may be on its way back.
+                Err(Fault::Unreachable { .. }) => continue,
+                Err(fault) => return Err(fault),
+            };
+            let resumable = stream.resumption();
+            stream = EventStream::of(response, options).ok_or_else(lost)?.after(resumable);
+        }
+    }
+
+    fn own_token(&self, token: &Bytes) -> Option<Bytes> {
+        self.tokens.lock().get(token).cloned()
+    }
+
+    /// Sends the client's answer to an ask once it is there.
+    fn answer_later(
+        self: &Arc<Self>,
+        opened: &Arc<Opened>,
+        id: Id,
+        answer: tokio::sync::oneshot::Receiver<Message>,
+    ) {
+        let (session, opened) = (self.clone(), opened.clone());
+        self.shared.tasks.spawn("answer ask", async move {
+            let Some(text) = opened.gone.run_until_cancelled(legacy::answer(&id, answer)).await else {
+                return;
+            };
+            session.deliver_to_backend(&opened, text).await;
+        });
+    }
+
+    fn tell(self: &Arc<Self>, opened: &Arc<Opened>, text: Bytes) {
+        let (session, opened) = (self.clone(), opened.clone());
+        self.shared
+            .tasks
+            .spawn("tell backend", async move { session.deliver_to_backend(&opened, text).await });
+    }
+
+    async fn deliver_to_backend(&self, opened: &Opened, text: Bytes) {
+        let sent = tokio::time::timeout(COURTESY * 6, self.send(opened, text)).await;
+        if !matches!(sent, Ok(Ok(_))) {
+            tracing::warn!(backend.name = %self.shared.options.name, "a message to the backend was not delivered");
+        }
+    }
+
+    /// Opens the stream of unasked messages and reads it in the background. Waits for its head, so that a
+    /// backend which asks on it finds it there.
+    async fn start_stream(self: &Arc<Self>, opened: &Arc<Opened>) {
+        let head = self.shared.get(&opened.headers(), STREAM_HEAD_TIME).await;
+        let options = &self.shared.options;
+        // Anything else means that the backend offers no such stream.
+        let Some(stream) = head.ok().and_then(|response| EventStream::of(response, options)) else { return };
+        let (session, opened) = (self.clone(), opened.clone());
+        self.shared.tasks.spawn("backend stream", async move {
+            let gone = opened.gone.clone();
+            let drain = session.shared.tasks.drain_token().clone();
+            tokio::select! {
+                () = gone.cancelled() => {}
+                () = drain.cancelled() => {}
+                () = session.read_stream(stream.patient(), &opened) => {}
+            }
+        });
+    }
+
+    async fn read_stream(self: &Arc<Self>, mut stream: EventStream, opened: &Arc<Opened>) {
+        let options = &self.shared.options;
+        let mut asks = OpenAsks::default();
+        let mut failures = 0u32;
+        loop {
+            loop {
+                match stream.next_message(options).await {
+                    Ok(Some(message)) => {
+                        failures = 0;
+                        self.unasked(message, &mut asks, opened);
+                    }
+                    Ok(None) => break,
+                    Err(fault) => {
+                        tracing::warn!(backend.name = %options.name, error.code = fault.code(), "backend stream: {fault}");
+                        break;
+                    }
+                }
+            }
+            let resumable = stream.resumption();
+            loop {
+                let pause = resumable.as_ref().map_or(Duration::from_secs(1), |(_, delay)| *delay);
+                tokio::time::sleep(
+                    (pause * 2u32.saturating_pow(failures.min(5))).min(Duration::from_secs(30)),
+                )
+                .await;
+                failures += 1;
+                let mut headers = opened.headers();
+                if let Some(last) =
+                    resumable.as_ref().and_then(|(id, _)| HeaderValue::from_maybe_shared(id.clone()).ok())
+                {
+                    headers.push((LAST_EVENT_ID, last));
+                }
+                match self.shared.get(&headers, options.first_byte_timeout).await {
+                    Ok(response) if response.status() == StatusCode::NOT_FOUND => return self.lost(opened),
+                    Ok(response) if response.status().is_client_error() => return,
+                    Ok(response) => {
+                        if let Some(next) = EventStream::of(response, options) {
+                            stream = next.patient().after(resumable);
+                            break;
+                        }
+                    }
+                    Err(_) => {}
+                }
+            }
+        }
+    }
+
+    fn unasked(self: &Arc<Self>, message: Message, asks: &mut OpenAsks, opened: &Arc<Opened>) {
+        match legacy::incoming(message, asks, |token| self.own_token(token)) {
+            Incoming::Event(event) => {
+                if let Some(sink) = self.sink() {
+                    sink.deliver(event);
+                }
+            }
+            Incoming::Asked(event, id, answer) => {
+                self.answer_later(opened, id, answer);
+                if let Some(sink) = self.sink() {
+                    sink.deliver(event);
+                }
+            }
+            Incoming::Ping(pong) => self.tell(opened, pong.bytes().clone()),
+            Incoming::Answer(..) | Incoming::Nothing => {}
+        }
+    }
+}
+
+/// Whether an answer says that the backend does not know the session.
+fn is_session_lost(answer: &Answer, opened: &Opened) -> bool {
+    let status = match answer {
+        Answer::Message(status, _) | Answer::Other(status) => *status,
+        Answer::Accepted | Answer::Stream(_) => return false,
+    };
+    status == StatusCode::NOT_FOUND && opened.id.is_some()
+}
+
+/// Keeps a progress token known while its call runs.
+struct TokenGuard {
+    session: Arc<HttpSession>,
+    key: Bytes,
+}
+
+impl TokenGuard {
+    fn new(session: &Arc<HttpSession>, id: &Id, own: Bytes) -> Self {
+        session.tokens.lock().insert(id.literal().clone(), own);
+        Self { session: session.clone(), key: id.literal().clone() }
+    }
+}
+
+impl Drop for TokenGuard {
+    fn drop(&mut self) {
+        self.session.tokens.lock().remove(&self.key);
+    }
+}
+
+/// Tells the backend when nobody waits for a call any more.
+struct CancelGuard {
+    session: Arc<HttpSession>,
+    opened: Arc<Opened>,
+    id: Id,
+    armed: bool,
+}
+
+impl CancelGuard {
+    fn new(session: &Arc<HttpSession>, opened: &Arc<Opened>, id: &Id) -> Self {
+        Self { session: session.clone(), opened: opened.clone(), id: id.clone(), armed: true }
+    }
+
+    fn disarm(&mut self) {
+        self.armed = false;
+    }
+}
+
+impl Drop for CancelGuard {
+    fn drop(&mut self) {
+        if self.armed && !self.opened.gone.is_cancelled() {
+            self.session.tell(&self.opened, legacy::cancelled(&self.id).bytes().clone());
+        }
+    }
+}
+
+#[async_trait]
+impl Conversation for HttpSession {
+    fn call(self: Arc<Self>, call: Call) -> Events {
+        if call.request.method() == method::LISTEN {
+            return legacy::listen();
+        }
+        generate(|emit| async move {
+            let limit = self.shared.options.timeout;
+            let ran = tokio::time::timeout(limit, self.run(&emit, &call)).await;
+            let outcome = ran.unwrap_or_else(|_| Err(self.shared.options.late(Deadline::Total)));
+            if let Ok(Event::Done(reply)) = &outcome {
+                self.restore.note(&call.request, reply);
+            }
+            outcome.unwrap_or_else(Event::Fail)
+        })
+    }
+
+    async fn notify(&self, notification: Message) {
+        let Some(opened) = self.opened.lock().clone() else { return };
+        self.deliver_to_backend(&opened, notification.bytes().clone()).await;
+    }
+
+    fn listen(self: Arc<Self>) {
+        let session = self.clone();
+        self.shared.tasks.spawn("open backend stream", async move {
+            let had_stream = session.client.can_be_asked();
+            match session.open().await {
+                Ok(opened) if !had_stream => session.start_stream(&opened).await,
+                Ok(_) => {}
+                Err(fault) => tracing::warn!(backend.name = %session.shared.options.name, error.code = fault.code(), "backend stream: {fault}"),
+            }
+        });
+    }
+
+    async fn close(&self) {
+        self.closed.cancel();
+        let opened = self.opened.lock().take();
+        if let Some(opened) = opened.filter(|o| o.id.is_some()) {
+            let ended = self.shared.delete(&opened.headers()).await;
+            if let Ok(response) = ended {
+                let _ = tokio::time::timeout(COURTESY, answer::read(response, &self.shared.options)).await;
+            }
+        }
+    }
+}
+
+#[async_trait]
+impl LegacyConversation for HttpSession {
+    async fn handshake(self: Arc<Self>) -> Result<Arc<Description>, Fault> {
+        Ok(self.open().await?.handshake.description.clone())
+    }
+
+    fn attach(&self, sink: Weak<dyn Unsolicited>) {
+        *self.sink.lock() = Some(sink);
+    }
+}

@@ -1,0 +1,168 @@
+//! What all conversations with one HTTP backend share: where it is and how to send to it.
+
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use drawbridge_core::fault::Deadline;
+use drawbridge_core::{Fault, Tasks};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, Uri, header};
+use http_body_util::Full;
+use hyper::body::Incoming;
+
+use crate::options::Options;
+use crate::outbound::{Outbound, cause};
+
+/// The URL of a backend, checked.
+#[derive(Debug, Clone)]
+pub struct Target {
+    pub(crate) url: url::Url,
+    pub(crate) uri: Uri,
+    authorization: Option<HeaderValue>,
+}
+
+/// Why a text is not the URL of a backend.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct BadUrl(String);
+
+impl Target {
+    /// Checks the URL: `http` or `https`, with a host. A user and password in it become a header.
+    pub fn parse(text: &str) -> Result<Self, BadUrl> {
+        let mut url = url::Url::parse(text).map_err(|e| BadUrl(e.to_string()))?;
+        if !matches!(url.scheme(), "http" | "https") || url.host_str().is_none() {
+            return Err(BadUrl(
+                "a backend's url starts with http:// or https:// and names a host".to_owned(),
+            ));
+        }
+        let authorization = basic(&url);
+        // Both can only fail for URLs without a host.
+        let _ = url.set_username("");
+        let _ = url.set_password(None);
+        url.set_fragment(None);
+        let uri = url.as_str().parse().map_err(|_| BadUrl("not a URL that HTTP can carry".to_owned()))?;
+        Ok(Self { url, uri, authorization })
+    }
+
+    /// The URL without credentials.
+    pub fn uri(&self) -> &Uri {
+        &self.uri
+    }
+}
+
+fn basic(url: &url::Url) -> Option<HeaderValue> {
+    use base64::Engine as _;
+    let password = url.password()?;
+    let decoded = |text| percent_encoding::percent_decode_str(text).decode_utf8_lossy();
+    let pair = format!("{}:{}", decoded(url.username()), decoded(password));
+    let value = format!("Basic {}", base64::engine::general_purpose::STANDARD.encode(pair));
+    let mut value = HeaderValue::from_str(&value).ok()?;
+    value.set_sensitive(true);
+    Some(value)
+}
+
+/// One backend, as seen by its conversations.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) target: Target,
+    /// Sent with each request, as configured.
+    pub(crate) headers: HeaderMap,
+    pub(crate) outbound: Outbound,
+    pub(crate) options: Options,
+    pub(crate) tasks: Tasks,
+}
+
+const BOTH: HeaderValue = HeaderValue::from_static("application/json, text/event-stream");
+const STREAM: HeaderValue = HeaderValue::from_static("text/event-stream");
+const JSON: HeaderValue = HeaderValue::from_static("application/json");
+
+/// Requests that only help (cancel, end a session) wait no longer than this.
+pub(crate) const COURTESY: Duration = Duration::from_secs(5);
+
+impl Shared {
+    fn request(
+        &self,
+        method: Method,
+        uri: &Uri,
+        extra: &[(HeaderName, HeaderValue)],
+        body: Bytes,
+    ) -> Request<Full<Bytes>> {
+        let mut request = Request::new(Full::new(body));
+        *request.method_mut() = method;
+        *request.uri_mut() = uri.clone();
+        let headers = request.headers_mut();
+        if let Some(value) = &self.target.authorization {
+            headers.insert(header::AUTHORIZATION, value.clone());
+        }
+        for (name, value) in extra {
+            headers.append(name.clone(), value.clone());
+        }
+        for (name, value) in &self.headers {
+            headers.insert(name.clone(), value.clone());
+        }
+        request
+    }
+
+    /// Sends a message to the backend's own URL.
+    pub(crate) async fn post(
+        &self,
+        extra: &[(HeaderName, HeaderValue)],
+        body: Bytes,
+    ) -> Result<Response<Incoming>, Fault> {
+        self.post_to(&self.target.uri, extra, body).await
+    }
+
+    /// Sends a message; resolves with the head of the answer.
+    pub(crate) async fn post_to(
+        &self,
+        uri: &Uri,
+        extra: &[(HeaderName, HeaderValue)],
+        body: Bytes,
+    ) -> Result<Response<Incoming>, Fault> {
+        let mut request = self.request(Method::POST, uri, extra, body);
+        request.headers_mut().insert(header::ACCEPT, BOTH);
+        request.headers_mut().insert(header::CONTENT_TYPE, JSON);
+        self.send(request, self.options.first_byte_timeout).await
+    }
+
+    /// Opens a stream of events.
+    pub(crate) async fn get(
+        &self,
+        extra: &[(HeaderName, HeaderValue)],
+        limit: Duration,
+    ) -> Result<Response<Incoming>, Fault> {
+        let mut request = self.request(Method::GET, &self.target.uri, extra, Bytes::new());
+        request.headers_mut().insert(header::ACCEPT, STREAM);
+        self.send(request, limit).await
+    }
+
+    /// Ends a session.
+    pub(crate) async fn delete(
+        &self,
+        extra: &[(HeaderName, HeaderValue)],
+    ) -> Result<Response<Incoming>, Fault> {
+        let request = self.request(Method::DELETE, &self.target.uri, extra, Bytes::new());
+        self.send(request, COURTESY).await
+    }
+
+    async fn send(
+        &self,
+        request: Request<Full<Bytes>>,
+        limit: Duration,
+    ) -> Result<Response<Incoming>, Fault> {
+        let started = Instant::now();
+        let sent = tokio::time::timeout(limit, self.outbound.send(request)).await;
+        match sent {
+            Ok(Ok(response)) => Ok(response),
+            Ok(Err(e)) if e.is_connect() => {
+                let late = started.elapsed() >= self.options.connect_timeout;
+                Err(if late {
+                    self.options.late(Deadline::Connect)
+                } else {
+                    self.options.unreachable(cause(&e))
+                })
+            }
+            Ok(Err(e)) => Err(self.options.outcome_unknown(cause(&e))),
+            Err(_) => Err(self.options.late(Deadline::FirstByte)),
+        }
+    }
+}

@@ -1,0 +1,202 @@
+//! The dialect of the backends that open with `initialize` (2024-11-05 to 2025-11-25).
+
+use bytes::Bytes;
+use drawbridge_core::call::{Ask, AskKey, Event, Events, Reply, Resume, Round, Shape};
+use drawbridge_core::{Answers, Client, Description, Fault};
+use drawbridge_wire::message::Field;
+use drawbridge_wire::{Edit, Id, Kind, Message, ProtocolVersion, RpcError, code, json, method};
+use smallvec::smallvec;
+use tokio::sync::oneshot;
+
+use crate::options::Options;
+
+/// Reserved request metadata that only stateless servers read.
+const FOREIGN_META: &str = "io.modelcontextprotocol/";
+
+/// The request as this backend gets it: another id, another progress token, no foreign metadata.
+pub(crate) fn outgoing(request: &Message, id: &Id) -> Bytes {
+    let has_token = request.raw(Field::MetaProgressToken).is_some();
+    let foreign = [
+        Field::MetaProtocolVersion,
+        Field::MetaClientCapabilities,
+        Field::MetaClientInfo,
+        Field::MetaLogLevel,
+    ];
+    let edit = Edit::new(request).id(id);
+    let edit = if foreign.iter().any(|f| request.raw(*f).is_some()) {
+        let drop = |key: &str| key == "progressToken" || key.starts_with(FOREIGN_META);
+        let token = [("progressToken", &id.literal()[..])];
+        edit.meta(drop, if has_token { &token } else { &[] })
+    } else if has_token {
+        edit.set(Field::MetaProgressToken, id.literal().clone())
+    } else {
+        edit
+    };
+    edit.finish().into_bytes()
+}
+
+/// The `initialize` request for `client`.
+pub(crate) fn initialize(id: &Id, client: &Client) -> Message {
+    let version = client.version.min(ProtocolVersion::LATEST_WITH_INITIALIZE);
+    let version = json::encode_string(version.as_str());
+    let capabilities = client.capabilities_towards(Answers::Live);
+    let info = client.info.clone().unwrap_or_else(|| Bytes::from(drawbridge_core::endpoint::SERVER_INFO));
+    let params = json::object([
+        ("protocolVersion", version.as_bytes()),
+        ("capabilities", &capabilities[..]),
+        ("clientInfo", &info[..]),
+    ]);
+    Message::request(id, method::INITIALIZE, &params)
+}
+
+/// The notification that ends the handshake.
+pub(crate) fn initialized() -> Message {
+    Message::notification(method::INITIALIZED, b"{}")
+}
+
+/// Tells the backend that nobody waits for `id` any more.
+pub(crate) fn cancelled(id: &Id) -> Message {
+    let params =
+        json::object([("requestId", &id.literal()[..]), ("reason", b"\"the client cancelled the call\"")]);
+    Message::notification(method::CANCELLED, &params)
+}
+
+/// What a backend agreed to.
+#[derive(Debug, Clone)]
+pub(crate) struct Handshake {
+    pub(crate) version: ProtocolVersion,
+    pub(crate) description: std::sync::Arc<Description>,
+}
+
+/// Reads the answer to `initialize`.
+pub(crate) fn handshake(answer: &Message, client: &Client, options: &Options) -> Result<Handshake, Fault> {
+    if answer.kind() != Kind::Result {
+        let why = answer.text(Field::ErrorMessage).unwrap_or_default().into_owned();
+        return Err(options.bad_answer(format!("it refuses to initialize: {why}")));
+    }
+    let result = answer.raw(Field::Result).unwrap_or(b"{}");
+    let version = json::member(result, "protocolVersion").and_then(json::decode_string).unwrap_or_default();
+    let version = ProtocolVersion::parse(&version)
+        .filter(|v| v.has_initialize())
+        .ok_or_else(|| options.bad_answer(format!("it wants protocol version \"{version}\"")))?;
+    let copy = |key| json::member(result, key).map(Bytes::copy_from_slice);
+    let capabilities = copy("capabilities").unwrap_or_else(|| Bytes::from_static(b"{}"));
+    let description = Description {
+        server_info: copy("serverInfo").unwrap_or_else(|| Bytes::from_static(b"{}")),
+        capabilities: towards(client, &capabilities),
+        instructions: copy("instructions"),
+        meta: copy("_meta"),
+        cache: None,
+    };
+    Ok(Handshake { version, description: std::sync::Arc::new(description) })
+}
+
+/// What of a backend's capabilities works for `client`: its changes come unasked, its tasks are those of
+/// sessions.
+fn towards(client: &Client, capabilities: &Bytes) -> Bytes {
+    if client.answers == Answers::Live {
+        return capabilities.clone();
+    }
+    let kept = json::filter_members(capabilities, |key| key != "tasks");
+    crate::modern::without_changes(&kept)
+}
+
+/// Live asks of a backend, so that it can take them back.
+#[derive(Debug, Default)]
+pub(crate) struct OpenAsks(Vec<(Id, AskKey)>);
+
+impl OpenAsks {
+    fn add(&mut self, id: Id, key: AskKey) {
+        // Answered asks are not taken out; the list of one stream stays short all the same.
+        const KEEP: usize = 64;
+        if self.0.len() == KEEP {
+            self.0.remove(0);
+        }
+        self.0.push((id, key));
+    }
+
+    fn find(&self, literal: &Bytes) -> Option<AskKey> {
+        let id = Id::from_literal(literal.clone())?.canonical();
+        self.0.iter().find(|(i, _)| *i == id).map(|(_, key)| *key)
+    }
+}
+
+/// A message of the backend, understood.
+#[derive(Debug)]
+pub(crate) enum Incoming {
+    /// The answer to the request with this id.
+    Answer(Id, Reply),
+    /// For the client.
+    Event(Event),
+    /// For the client; and when its answer is there, it goes to the backend under this id.
+    Asked(Event, Id, oneshot::Receiver<Message>),
+    /// A ping, with what to answer.
+    Ping(Message),
+    /// Nothing to do.
+    Nothing,
+}
+
+/// Understands a message of the backend. `token` gives the client's own progress token for one that the
+/// gateway made.
+pub(crate) fn incoming(
+    message: Message,
+    asks: &mut OpenAsks,
+    token: impl Fn(&Bytes) -> Option<Bytes>,
+) -> Incoming {
+    match message.kind() {
+        Kind::Result | Kind::Error => match message.id() {
+            Some(id) => Incoming::Answer(id, Reply { message, shape: Shape::Plain }),
+            None => Incoming::Nothing,
+        },
+        Kind::Request => request(message, asks),
+        Kind::Notification => match message.method().as_ref() {
+            method::PROGRESS => {
+                let own = message.slice(Field::ProgressToken).and_then(|raw| token(&raw));
+                own.map_or(Incoming::Nothing, |own| {
+                    Incoming::Event(Event::Notify(
+                        Edit::new(&message).set(Field::ProgressToken, own).into_message(),
+                    ))
+                })
+            }
+            method::CANCELLED => {
+                let key = message.slice(Field::RequestId).and_then(|raw| asks.find(&raw));
+                key.map_or(Incoming::Nothing, |key| Incoming::Event(Event::Withdraw(key)))
+            }
+            _ => Incoming::Event(Event::Notify(message)),
+        },
+    }
+}
+
+fn request(message: Message, asks: &mut OpenAsks) -> Incoming {
+    let Some(id) = message.id() else { return Incoming::Nothing };
+    if message.method() == method::PING {
+        return Incoming::Ping(Message::result(&id, b"{}"));
+    }
+    let key = AskKey::next();
+    let (reply, answer) = oneshot::channel();
+    asks.add(id.canonical(), key);
+    let ask = Ask { key, request: message, reply: Some(reply) };
+    let round = Round { asks: smallvec![ask], resume: Resume::Live, source: None };
+    Incoming::Asked(Event::Asks(Box::new(round)), id, answer)
+}
+
+/// The client's answer as the backend gets it: under the backend's id, and an error if there is none.
+pub(crate) async fn answer(id: &Id, answer: oneshot::Receiver<Message>) -> Bytes {
+    match answer.await {
+        Ok(message) => Edit::new(&message).id(id).finish().into_bytes(),
+        Err(_) => RpcError::new(code::INTERNAL_ERROR, "the client gave no answer")
+            .to_message(Some(id))
+            .bytes()
+            .clone(),
+    }
+}
+
+/// A listen at a backend that tells of changes unasked: nothing of it is honoured, and it stays open until the
+/// client leaves.
+pub(crate) fn listen() -> Events {
+    use futures_util::StreamExt as _;
+    Box::pin(
+        futures_util::stream::once(async { crate::modern::nothing_honoured() })
+            .chain(futures_util::stream::pending()),
+    )
+}

@@ -1,0 +1,196 @@
+//! The dialect of stateless backends (2026-07-28): each request carries version, capabilities and client.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use drawbridge_core::call::{Ask, AskKey, Event, Reply, Resume, Round, Shape};
+use drawbridge_core::{Answers, Client, Description, Fault};
+use drawbridge_wire::message::Field;
+use drawbridge_wire::{Edit, Id, Kind, Message, ProtocolVersion, RpcError, code, header, json, method};
+
+const VERSION_KEY: &str = "io.modelcontextprotocol/protocolVersion";
+const CAPABILITIES_KEY: &str = "io.modelcontextprotocol/clientCapabilities";
+const CLIENT_KEY: &str = "io.modelcontextprotocol/clientInfo";
+const LEVEL_KEY: &str = "io.modelcontextprotocol/logLevel";
+
+/// The version this dialect speaks.
+pub(crate) const VERSION: ProtocolVersion = ProtocolVersion::V2026_07_28;
+
+/// The request as this backend gets it: another id, and the metadata of `client` where it is not there yet.
+/// `token` replaces the progress token, `level` is the log level that a session chose.
+pub(crate) fn outgoing(
+    request: &Message,
+    id: &Id,
+    client: &Client,
+    token: Option<&Bytes>,
+    level: Option<&Bytes>,
+) -> Bytes {
+    let capabilities = client.capabilities_towards(Answers::ByRetry);
+    let edit = Edit::new(request).id(id);
+    let has_token = request.raw(Field::MetaProgressToken).is_some();
+    let ready = request.text(Field::MetaProtocolVersion).as_deref() == Some(VERSION.as_str())
+        && request.raw(Field::MetaClientCapabilities) == Some(&capabilities[..]);
+    if ready {
+        let edit = match token.filter(|_| has_token) {
+            Some(token) => edit.set(Field::MetaProgressToken, token.clone()),
+            None => edit,
+        };
+        return edit.finish().into_bytes();
+    }
+    let version = json::encode_string(VERSION.as_str());
+    let own_token = token.cloned().or_else(|| request.slice(Field::MetaProgressToken));
+    let members = [
+        (VERSION_KEY, Some(Bytes::from(version))),
+        (CAPABILITIES_KEY, Some(capabilities)),
+        (CLIENT_KEY, client.info.clone()),
+        (LEVEL_KEY, request.slice(Field::MetaLogLevel).or_else(|| level.cloned())),
+        ("progressToken", own_token.filter(|_| has_token)),
+    ];
+    let add: Vec<_> = members.iter().filter_map(|(key, value)| Some((*key, value.as_deref()?))).collect();
+    let drop = |key: &str| members.iter().any(|(k, _)| *k == key);
+    edit.meta(drop, &add).finish().into_bytes()
+}
+
+/// The headers that mirror the body of `request`.
+pub(crate) fn headers(request: &Message) -> Vec<(&'static str, String)> {
+    let method = request.method();
+    let name = header::name_field(&method).and_then(|field| request.text(field));
+    let mut headers = vec![
+        (header::PROTOCOL_VERSION, VERSION.as_str().to_owned()),
+        (header::METHOD, header::encode(&method).into_owned()),
+    ];
+    headers.extend(name.map(|name| (header::NAME, header::encode(&name).into_owned())));
+    headers
+}
+
+/// The `server/discover` request for `client`.
+pub(crate) fn discover(id: &Id, client: &Client) -> Message {
+    let bare = Message::request(id, method::DISCOVER, b"{}");
+    let text = outgoing(&bare, id, client, None, None);
+    Message::parse(text).unwrap_or(bare)
+}
+
+/// Reads the result of `server/discover`; `None` if it is none of a server that speaks this version.
+pub(crate) fn description(answer: &Message, client: &Client) -> Option<Description> {
+    let result = answer.raw(Field::Result)?;
+    let versions = json::elements(json::member(result, "supportedVersions")?).ok()?;
+    let spoken = versions.iter().any(|v| json::decode_string(v).as_deref() == Some(VERSION.as_str()));
+    if !spoken {
+        return None;
+    }
+    let copy = |key| json::member(result, key).map(Bytes::copy_from_slice);
+    let capabilities = copy("capabilities").unwrap_or_else(|| Bytes::from_static(b"{}"));
+    let ttl = answer.raw(Field::TtlMs).and_then(|raw| std::str::from_utf8(raw).ok()?.parse().ok());
+    let scope = answer.slice(Field::CacheScope).unwrap_or_else(|| Bytes::from_static(b"\"private\""));
+    let server_info = answer
+        .slice(Field::ResultServerInfo)
+        .or_else(|| copy("serverInfo"))
+        .unwrap_or_else(|| Bytes::from(drawbridge_core::endpoint::SERVER_INFO));
+    Some(Description {
+        server_info,
+        capabilities: towards(client, &capabilities),
+        instructions: copy("instructions"),
+        meta: answer.slice(Field::ResultMeta),
+        cache: ttl.map(|ms| (Duration::from_millis(ms), scope)),
+    })
+}
+
+/// What of a backend's capabilities works for `client`: it must listen for changes, and tasks and other
+/// extensions are agreed per request.
+fn towards(client: &Client, capabilities: &Bytes) -> Bytes {
+    if client.answers == Answers::ByRetry {
+        return capabilities.clone();
+    }
+    let kept = json::filter_members(capabilities, |key| key != "extensions");
+    without_changes(&kept)
+}
+
+/// Capabilities without the promise to tell of changes.
+pub(crate) fn without_changes(capabilities: &[u8]) -> Bytes {
+    let all = json::members(capabilities).unwrap_or_default();
+    let quiet: Vec<_> = all
+        .iter()
+        .map(|(key, value)| {
+            let value =
+                if value.starts_with(b"{") && matches!(key.as_ref(), "tools" | "prompts" | "resources") {
+                    json::filter_members(value, |flag| flag != "listChanged" && flag != "subscribe")
+                } else {
+                    Bytes::copy_from_slice(value)
+                };
+            (key, value)
+        })
+        .collect();
+    json::object(quiet.iter().map(|(key, value)| (key.as_ref(), &value[..])))
+}
+
+/// Whether an error says that the backend speaks this dialect.
+pub(crate) fn is_modern_error(error: &Message) -> bool {
+    matches!(
+        error.error_code(),
+        code::HEADER_MISMATCH | code::MISSING_CLIENT_CAPABILITY | code::UNSUPPORTED_PROTOCOL_VERSION
+    )
+}
+
+/// A message of the backend, as an event. `None` for what it must not send or nobody waits for.
+pub(crate) fn incoming(message: Message, backend: &str) -> Option<Event> {
+    match message.kind() {
+        Kind::Notification => Some(Event::Notify(message)),
+        Kind::Result if message.text(Field::ResultType).as_deref() == Some("input_required") => {
+            Some(Event::Asks(Box::new(round(message))))
+        }
+        Kind::Result => Some(Event::Done(Reply { message, shape: Shape::Marked })),
+        Kind::Error => Some(error(message, backend)),
+        // Servers of this version must not send requests.
+        Kind::Request => None,
+    }
+}
+
+/// Errors about the hop between gateway and backend stay there.
+fn error(message: Message, backend: &str) -> Event {
+    match message.error_code() {
+        code::HEADER_MISMATCH | code::UNSUPPORTED_PROTOCOL_VERSION => Event::Fail(Fault::BadAnswer {
+            backend: backend.to_owned(),
+            detail: message.text(Field::ErrorMessage).unwrap_or_default().into_owned(),
+        }),
+        _ => Event::Done(Reply { message, shape: Shape::Marked }),
+    }
+}
+
+fn round(message: Message) -> Round {
+    let requests =
+        message.raw(Field::InputRequests).and_then(|raw| json::members(raw).ok()).unwrap_or_default();
+    let asks = requests.iter().map(|(key, request)| {
+        let asked = json::member(request, "method").and_then(json::decode_string).unwrap_or_default();
+        let params = json::member(request, "params").unwrap_or(b"{}");
+        Ask {
+            key: AskKey::next(),
+            request: Message::request(&Id::from_text(key), &asked, params),
+            reply: None,
+        }
+    });
+    let asks = asks.collect();
+    let state = message.slice(Field::ResultState);
+    Round { asks, resume: Resume::State(state), source: Some(message) }
+}
+
+/// The acknowledgement of a listen of which nothing can be honoured.
+pub(crate) fn nothing_honoured() -> Event {
+    Event::Notify(Message::notification(method::SUBSCRIPTIONS_ACKNOWLEDGED, br#"{"notifications":{}}"#))
+}
+
+/// The answer to a request whose method this dialect has no use for; `None` if the backend is to be asked.
+pub(crate) fn local_answer(request: &Message) -> Option<Event> {
+    let id = Id::from_number(0);
+    match request.method().as_ref() {
+        method::SET_LEVEL => {
+            let message = Message::result(&id, b"{}");
+            Some(Event::Done(Reply { message, shape: Shape::Plain }))
+        }
+        method::RESOURCES_SUBSCRIBE | method::RESOURCES_UNSUBSCRIBE => {
+            let error =
+                RpcError::new(code::METHOD_NOT_FOUND, format!("method not found: {}", request.method()));
+            Some(Event::Done(Reply { message: error.to_message(Some(&id)), shape: Shape::Plain }))
+        }
+        _ => None,
+    }
+}

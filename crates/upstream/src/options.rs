@@ -1,0 +1,90 @@
+//! What the configuration says about a backend, as far as both transports share it.
+
+use std::time::Duration;
+
+use drawbridge_core::fault::Deadline;
+use drawbridge_core::{BackendName, Fault};
+
+/// Which era a backend speaks, if the configuration says so.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum EraChoice {
+    /// Ask it.
+    #[default]
+    Auto,
+    /// `initialize` and sessions.
+    Legacy,
+    /// Stateless, 2026-07-28.
+    Modern,
+}
+
+/// How to reach an HTTP backend, if the configuration says so.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum TransportChoice {
+    /// Find out.
+    #[default]
+    Auto,
+    /// One endpoint for POST, GET and DELETE.
+    StreamableHttp,
+    /// The two-endpoint transport of 2024-11-05.
+    Sse,
+}
+
+/// Deadlines and limits of a backend.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Its configured name.
+    pub name: BackendName,
+    /// Its era.
+    pub era: EraChoice,
+    /// How long a finding about its era, or what it said about itself, is believed.
+    pub era_ttl: Duration,
+    /// Until a connection stands.
+    pub connect_timeout: Duration,
+    /// Until the first byte of an answer.
+    pub first_byte_timeout: Duration,
+    /// Between two bytes of an answer.
+    pub idle_timeout: Duration,
+    /// For a whole call.
+    pub timeout: Duration,
+    /// How long merged lists wait for it.
+    pub list_timeout: Duration,
+    /// The largest answer, and the largest event, in bytes.
+    pub max_result_bytes: usize,
+}
+
+impl Options {
+    /// The defaults of the configuration reference, for a backend called `name`.
+    pub fn new(name: BackendName) -> Self {
+        Self {
+            name,
+            era: EraChoice::Auto,
+            era_ttl: Duration::from_secs(600),
+            connect_timeout: Duration::from_secs(10),
+            first_byte_timeout: Duration::from_secs(900),
+            idle_timeout: Duration::from_secs(900),
+            timeout: Duration::from_secs(3600),
+            list_timeout: Duration::from_secs(5),
+            max_result_bytes: 16 << 20,
+        }
+    }
+
+    pub(crate) fn late(&self, deadline: Deadline) -> Fault {
+        Fault::Timeout { backend: self.name.to_string(), deadline }
+    }
+
+    pub(crate) fn bad_answer(&self, detail: impl Into<String>) -> Fault {
+        Fault::BadAnswer { backend: self.name.to_string(), detail: detail.into() }
+    }
+
+    pub(crate) fn unreachable(&self, detail: impl Into<String>) -> Fault {
+        Fault::Unreachable { backend: self.name.to_string(), detail: detail.into() }
+    }
+
+    pub(crate) fn outcome_unknown(&self, detail: impl Into<String>) -> Fault {
+        Fault::OutcomeUnknown { backend: self.name.to_string(), detail: detail.into() }
+    }
+
+    pub(crate) fn too_large(&self) -> Fault {
+        Fault::TooLarge { backend: self.name.to_string(), limit: self.max_result_bytes }
+    }
+}

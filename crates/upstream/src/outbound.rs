@@ -1,0 +1,219 @@
+//! The one HTTP client: pooled connections per runtime, TLS with private authorities, proxies.
+//!
+//! It follows no redirect and decodes no content, so a body is what the backend sent.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use drawbridge_core::worker;
+use http::{Request, Response, Uri};
+use http_body_util::Full;
+use hyper::body::Incoming;
+use hyper_rustls::HttpsConnector;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::client::legacy::connect::proxy::Tunnel;
+use hyper_util::client::legacy::{Client, Error};
+use hyper_util::client::proxy::matcher::Matcher;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use rustls::RootCertStore;
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject as _;
+use tokio::net::TcpStream;
+
+/// Whether a proxy is used for `https` backends.
+#[derive(Debug, Clone, Default)]
+pub enum ProxyRule {
+    /// As `HTTPS_PROXY`, `ALL_PROXY` and `NO_PROXY` say.
+    #[default]
+    Environment,
+    /// Never.
+    None,
+    /// Always this one, but for what `NO_PROXY` names.
+    Url(String),
+}
+
+/// How to reach the outside.
+#[derive(Debug, Clone, Default)]
+pub struct OutboundOptions {
+    /// PEM files with certificates of private authorities, believed beside those of the system.
+    pub ca_bundles: Vec<PathBuf>,
+    /// The proxy for `https` backends.
+    pub proxy: ProxyRule,
+    /// Until a connection stands.
+    pub connect_timeout: Duration,
+    /// How many runtimes there are; each has a pool of its own.
+    pub workers: usize,
+}
+
+/// Why a client can't be made.
+#[derive(Debug, thiserror::Error)]
+pub enum OutboundError {
+    /// A certificate file is unreadable or holds none.
+    #[error("{path}: {reason}")]
+    Certificates {
+        /// The file.
+        path: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// TLS could not be set up.
+    #[error("TLS could not be set up: {0}")]
+    Tls(#[from] rustls::Error),
+    /// The proxy's address is not a URL.
+    #[error("outbound.proxy.url is not a URL: {0}")]
+    Proxy(String),
+}
+
+/// Opens TCP connections, through a proxy's tunnel if there is one.
+#[derive(Debug, Clone)]
+enum Route {
+    Direct(HttpConnector),
+    Proxied(Tunnel<HttpConnector>),
+}
+
+type BoxError = Box<dyn std::error::Error + Send + Sync>;
+type Connecting =
+    std::pin::Pin<Box<dyn Future<Output = Result<TokioIo<TcpStream>, BoxError>> + Send + 'static>>;
+
+impl tower_service::Service<Uri> for Route {
+    type Response = TokioIo<TcpStream>;
+    type Error = BoxError;
+    type Future = Connecting;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        match self {
+            Self::Direct(c) => c.poll_ready(cx).map_err(Into::into),
+            Self::Proxied(c) => c.poll_ready(cx).map_err(Into::into),
+        }
+    }
+
+    fn call(&mut self, uri: Uri) -> Connecting {
+        match self {
+            Self::Direct(c) => {
+                let connecting = c.call(uri);
+                Box::pin(async move { connecting.await.map_err(Into::into) })
+            }
+            Self::Proxied(c) => {
+                let connecting = c.call(uri);
+                Box::pin(async move { connecting.await.map_err(Into::into) })
+            }
+        }
+    }
+}
+
+type Secure = HttpsConnector<Route>;
+
+#[derive(Debug)]
+enum Pools {
+    Plain(Vec<Client<HttpConnector, Full<Bytes>>>),
+    Tls(Vec<Client<Secure, Full<Bytes>>>),
+}
+
+/// A client for one backend.
+#[derive(Debug)]
+pub struct Outbound(Pools);
+
+/// Idle connections are closed after this long, below what balancers and servers usually allow.
+const POOL_IDLE: Duration = Duration::from_secs(50);
+
+impl Outbound {
+    /// A client for `target`.
+    pub fn new(target: &Uri, options: &OutboundOptions) -> Result<Self, OutboundError> {
+        let mut tcp = HttpConnector::new();
+        tcp.set_nodelay(true);
+        tcp.set_connect_timeout(Some(options.connect_timeout));
+        tcp.set_keepalive(Some(Duration::from_secs(60)));
+        tcp.enforce_http(false);
+        let workers = options.workers.max(1);
+        if target.scheme_str() != Some("https") {
+            let pools = (0..workers).map(|_| builder().build(tcp.clone())).collect();
+            return Ok(Self(Pools::Plain(pools)));
+        }
+        let route = match proxy_for(target, &options.proxy)? {
+            Some((proxy, auth)) => {
+                let tunnel = Tunnel::new(proxy, tcp);
+                Route::Proxied(match auth {
+                    Some(auth) => tunnel.with_auth(auth),
+                    None => tunnel,
+                })
+            }
+            None => Route::Direct(tcp),
+        };
+        let tls = tls_config(&options.ca_bundles)?;
+        let secure = hyper_rustls::HttpsConnectorBuilder::new()
+            .with_tls_config(tls)
+            .https_only()
+            .enable_all_versions()
+            .wrap_connector(route);
+        Ok(Self(Pools::Tls((0..workers).map(|_| builder().build(secure.clone())).collect())))
+    }
+
+    /// Sends a request; resolves with the head of the response.
+    pub async fn send(&self, request: Request<Full<Bytes>>) -> Result<Response<Incoming>, Error> {
+        match &self.0 {
+            Pools::Plain(pools) => pools[worker::current() % pools.len()].request(request).await,
+            Pools::Tls(pools) => pools[worker::current() % pools.len()].request(request).await,
+        }
+    }
+}
+
+fn builder() -> hyper_util::client::legacy::Builder {
+    let mut builder = Client::builder(TokioExecutor::new());
+    builder.pool_timer(TokioTimer::new()).pool_idle_timeout(POOL_IDLE).pool_max_idle_per_host(256);
+    builder
+}
+
+/// The proxy for `target` and the value of its `Proxy-Authorization`, if one is to be used.
+fn proxy_for(
+    target: &Uri,
+    rule: &ProxyRule,
+) -> Result<Option<(Uri, Option<http::HeaderValue>)>, OutboundError> {
+    let matcher = match rule {
+        ProxyRule::None => return Ok(None),
+        ProxyRule::Environment => Matcher::from_env(),
+        ProxyRule::Url(url) => {
+            url.parse::<Uri>().map_err(|e| OutboundError::Proxy(e.to_string()))?;
+            let no = std::env::var("NO_PROXY").or_else(|_| std::env::var("no_proxy")).unwrap_or_default();
+            Matcher::builder().https(url.clone()).no(no).build()
+        }
+    };
+    Ok(matcher.intercept(target).map(|hit| (hit.uri().clone(), hit.basic_auth().cloned())))
+}
+
+fn tls_config(bundles: &[PathBuf]) -> Result<rustls::ClientConfig, OutboundError> {
+    let mut roots = RootCertStore::empty();
+    let system = rustls_native_certs::load_native_certs();
+    for error in &system.errors {
+        tracing::warn!("a system certificate could not be read: {error}");
+    }
+    roots.add_parsable_certificates(system.certs);
+    for path in bundles {
+        let bad = |reason: String| OutboundError::Certificates { path: path.display().to_string(), reason };
+        let found: Result<Vec<_>, _> =
+            CertificateDer::pem_file_iter(path).map_err(|e| bad(e.to_string()))?.collect();
+        let found = found.map_err(|e| bad(e.to_string()))?;
+        if found.is_empty() {
+            return Err(bad("no certificate in the file (PEM is expected)".to_owned()));
+        }
+        for certificate in found {
+            roots.add(certificate).map_err(|e| bad(e.to_string()))?;
+        }
+    }
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    Ok(rustls::ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()?
+        .with_root_certificates(roots)
+        .with_no_client_auth())
+}
+
+/// The message of the innermost cause, which is the one that tells an operator something.
+pub fn cause(error: &dyn std::error::Error) -> String {
+    let mut innermost = error;
+    while let Some(source) = innermost.source() {
+        innermost = source;
+    }
+    innermost.to_string()
+}

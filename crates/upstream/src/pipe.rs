@@ -1,0 +1,622 @@
+//! Many calls over one two-way channel of messages: a process's pipes, or an HTTP+SSE connection.
+//!
+//! A [`Carrier`] makes the channel; [`Pipe`] multiplexes. Nothing on such a channel says which call a message
+//! belongs to except the id of an answer and the progress token, so the rest is for the whole conversation: a
+//! backend's ask goes to the call in flight if there is exactly one, else to whoever takes what comes unasked.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use drawbridge_core::backend::Unsolicited;
+use drawbridge_core::call::{Call, Emitter, Event, Events, generate};
+use drawbridge_core::fault::Deadline;
+use drawbridge_core::{Client, Conversation, Description, Fault, Tasks};
+use drawbridge_wire::message::Field;
+use drawbridge_wire::{Edit, Id, Message, method};
+use parking_lot::Mutex;
+use tokio::sync::{mpsc, oneshot};
+use tokio_util::sync::CancellationToken;
+
+use crate::described::LegacyConversation;
+use crate::legacy::{self, Handshake, OpenAsks};
+use crate::modern;
+use crate::options::Options;
+use crate::restore::Restore;
+
+/// Makes channels to one backend.
+#[async_trait]
+pub(crate) trait Carrier: Send + Sync {
+    /// Opens a channel. May wait for its turn.
+    async fn connect(&self) -> Result<Channel, Fault>;
+
+    /// A channel without calls is closed after this long; `None`: never.
+    fn idle_stop(&self) -> Option<Duration>;
+}
+
+/// An open channel.
+pub(crate) struct Channel {
+    pub(crate) sender: Arc<dyn Sender>,
+    pub(crate) receiver: Box<dyn Receiver>,
+}
+
+/// The way to the backend.
+#[async_trait]
+pub(crate) trait Sender: Send + Sync {
+    /// Sends one message. An error means that the backend did not get it.
+    async fn send(&self, message: Bytes) -> Result<(), Fault>;
+}
+
+/// The way from the backend.
+#[async_trait]
+pub(crate) trait Receiver: Send {
+    /// The next message.
+    async fn receive(&mut self) -> Received;
+
+    /// Closes the channel in good order.
+    async fn close(self: Box<Self>);
+}
+
+/// What comes from a backend.
+pub(crate) enum Received {
+    /// A text that should be a message.
+    Message(Bytes),
+    /// A message over the limit; its beginning may tell whose it is.
+    TooLarge(Bytes),
+    /// Nothing more will come; why.
+    Closed(String),
+}
+
+/// Which dialect is spoken over the channel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Dialect {
+    Legacy,
+    Modern,
+}
+
+/// A call waiting for its events.
+struct Waiting {
+    events: mpsc::Sender<Event>,
+    done: Option<oneshot::Sender<Event>>,
+    /// The client's own progress token.
+    token: Option<Bytes>,
+    /// A listen is not a call that a backend could be asking for.
+    is_listen: bool,
+}
+
+/// Events of a call that its reader has not taken yet; what comes on top is dropped.
+const MAX_QUEUED_EVENTS: usize = 256;
+/// For the handshake, over channels that have no deadline of their own.
+const HANDSHAKE_TIME: Duration = Duration::from_secs(60);
+
+struct Connection {
+    sender: Arc<dyn Sender>,
+    calls: Mutex<HashMap<u64, Waiting>>,
+    used: Mutex<Instant>,
+    /// Cancelled when the channel is to be closed, or is.
+    gone: CancellationToken,
+    why: Mutex<String>,
+    handshake: Mutex<Option<Handshake>>,
+}
+
+impl Connection {
+    fn is_idle(&self) -> bool {
+        self.calls.lock().is_empty()
+    }
+}
+
+/// One conversation over a channel, which is opened with the first call and again after it was lost.
+pub(crate) struct Pipe {
+    carrier: Arc<dyn Carrier>,
+    dialect: Dialect,
+    options: Options,
+    client: Arc<Client>,
+    tasks: Tasks,
+    sink: Mutex<Option<Weak<dyn Unsolicited>>>,
+    current: Mutex<Option<Arc<Connection>>>,
+    opening: tokio::sync::Mutex<()>,
+    next_id: AtomicU64,
+    restore: Restore,
+    level: Mutex<Option<Bytes>>,
+    closed: CancellationToken,
+}
+
+impl Pipe {
+    pub(crate) fn new(
+        carrier: Arc<dyn Carrier>,
+        dialect: Dialect,
+        options: Options,
+        client: Arc<Client>,
+        tasks: Tasks,
+        sink: Option<Weak<dyn Unsolicited>>,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            carrier,
+            dialect,
+            options,
+            client,
+            tasks,
+            sink: Mutex::new(sink),
+            current: Mutex::new(None),
+            opening: tokio::sync::Mutex::default(),
+            next_id: AtomicU64::new(1),
+            restore: Restore::default(),
+            level: Mutex::new(None),
+            closed: CancellationToken::new(),
+        })
+    }
+
+    /// Ends the channel if no call is running, to make room for another. Returns since when it was idle, or
+    /// `None` if it is busy or there is no channel.
+    pub(crate) fn idle_since(&self) -> Option<Instant> {
+        let current = self.current.lock();
+        let connection = current.as_ref()?;
+        connection.is_idle().then(|| *connection.used.lock())
+    }
+
+    /// Closes the channel; the next call opens another.
+    pub(crate) fn hang_up(&self) {
+        if let Some(connection) = self.current.lock().take() {
+            connection.gone.cancel();
+        }
+    }
+
+    fn next_number(&self) -> u64 {
+        self.next_id.fetch_add(1, Ordering::Relaxed)
+    }
+
+    async fn open(self: &Arc<Self>) -> Result<Arc<Connection>, Fault> {
+        let usable = |slot: &Option<Arc<Connection>>| slot.clone().filter(|c| !c.gone.is_cancelled());
+        if let Some(connection) = usable(&self.current.lock()) {
+            return Ok(connection);
+        }
+        let _turn = self.opening.lock().await;
+        if let Some(connection) = usable(&self.current.lock()) {
+            return Ok(connection);
+        }
+        if self.closed.is_cancelled() {
+            return Err(Fault::Draining);
+        }
+        let channel = self.carrier.connect().await?;
+        let connection = Arc::new(Connection {
+            sender: channel.sender,
+            calls: Mutex::default(),
+            used: Mutex::new(Instant::now()),
+            gone: self.closed.child_token(),
+            why: Mutex::default(),
+            handshake: Mutex::default(),
+        });
+        let (pipe, reading) = (self.clone(), connection.clone());
+        self.tasks.spawn("read backend", async move { pipe.read(reading, channel.receiver).await });
+        // Whatever happens until the handshake is done must not leave the channel behind.
+        let unfinished = connection.gone.clone().drop_guard();
+        if self.dialect == Dialect::Legacy {
+            self.shake_hands(&connection).await?;
+        }
+        unfinished.disarm();
+        *self.current.lock() = Some(connection.clone());
+        Ok(connection)
+    }
+
+    async fn shake_hands(self: &Arc<Self>, connection: &Arc<Connection>) -> Result<(), Fault> {
+        let number = self.next_number();
+        let request = legacy::initialize(&Id::from_number(number), &self.client);
+        let (_slot, _events, done) = Slot::take(self, connection, number, None, false);
+        let answer = async {
+            connection.sender.send(request.bytes().clone()).await?;
+            match done.await {
+                Ok(Event::Done(reply)) => Ok(reply.message),
+                Ok(Event::Fail(fault)) => Err(fault),
+                _ => Err(self.not_started(connection)),
+            }
+        };
+        let late = || self.options.late(Deadline::Start);
+        let answer = tokio::time::timeout(HANDSHAKE_TIME, answer).await.map_err(|_| late())??;
+        let handshake = legacy::handshake(&answer, &self.client, &self.options)?;
+        *connection.handshake.lock() = Some(handshake);
+        connection.sender.send(legacy::initialized().bytes().clone()).await?;
+        for message in self.restore.messages(|| Id::from_number(self.next_number())) {
+            connection.sender.send(message).await?;
+        }
+        Ok(())
+    }
+
+    fn not_started(&self, connection: &Connection) -> Fault {
+        Fault::NotStarted { backend: self.options.name.to_string(), detail: connection.why.lock().clone() }
+    }
+
+    /// Reads the channel until it ends, is to be closed, or was idle for too long.
+    async fn read(self: Arc<Self>, connection: Arc<Connection>, mut receiver: Box<dyn Receiver>) {
+        let mut asks = OpenAsks::default();
+        let why = loop {
+            let idle = self.until_idle(&connection);
+            let received = tokio::select! {
+                received = receiver.receive() => received,
+                () = connection.gone.cancelled() => break "the gateway ended it".to_owned(),
+                () = idle => break "it was idle".to_owned(),
+            };
+            match received {
+                Received::Message(text) => self.received(&connection, &mut asks, text),
+                Received::TooLarge(head) => self.too_large(&connection, &head),
+                Received::Closed(why) => break why,
+            }
+        };
+        tracing::info!(backend.name = %self.options.name, "backend connection ended: {why}");
+        *connection.why.lock() = why;
+        connection.gone.cancel();
+        connection.calls.lock().clear();
+        self.forget_connection(&connection);
+        receiver.close().await;
+    }
+
+    fn forget_connection(&self, connection: &Arc<Connection>) {
+        let mut current = self.current.lock();
+        if current.as_ref().is_some_and(|c| Arc::ptr_eq(c, connection)) {
+            *current = None;
+        }
+    }
+
+    async fn until_idle(&self, connection: &Connection) {
+        let Some(limit) = self.carrier.idle_stop() else { return std::future::pending().await };
+        loop {
+            let idle_for =
+                if connection.is_idle() { connection.used.lock().elapsed() } else { Duration::ZERO };
+            if idle_for >= limit {
+                return;
+            }
+            tokio::time::sleep((limit - idle_for).max(Duration::from_millis(50))).await;
+        }
+    }
+
+    /// Fails the call whose answer was too large, if the start of it tells the id.
+    fn too_large(&self, connection: &Connection, head: &Bytes) {
+        let number = id_in(head);
+        tracing::warn!(backend.name = %self.options.name, "a message over the size limit was dropped");
+        let waiting = number.and_then(|n| connection.calls.lock().remove(&n));
+        match waiting {
+            Some(mut waiting) => finish(&mut waiting, Event::Fail(self.options.too_large())),
+            // Its id comes after the result: if one call runs, it is that one's.
+            None => {
+                let mut calls = connection.calls.lock();
+                if let Some(number) = only_call(&calls)
+                    && let Some(mut waiting) = calls.remove(&number)
+                {
+                    finish(&mut waiting, Event::Fail(self.options.too_large()));
+                }
+            }
+        }
+    }
+
+    fn received(self: &Arc<Self>, connection: &Arc<Connection>, asks: &mut OpenAsks, text: Bytes) {
+        let message = match Message::parse(text) {
+            Ok(message) => message,
+            Err(invalid) => {
+                tracing::warn!(backend.name = %self.options.name, "the backend sent something that is not MCP: {invalid}");
+                return;
+            }
+        };
+        match self.dialect {
+            Dialect::Legacy => self.received_legacy(connection, asks, message),
+            Dialect::Modern => self.received_modern(connection, message),
+        }
+    }
+
+    fn received_legacy(
+        self: &Arc<Self>,
+        connection: &Arc<Connection>,
+        asks: &mut OpenAsks,
+        message: Message,
+    ) {
+        let about = (message.method() == method::PROGRESS)
+            .then(|| message.raw(Field::ProgressToken).and_then(number))
+            .flatten();
+        let own = |_: &Bytes| about.and_then(|n| connection.calls.lock().get(&n)?.token.clone());
+        match legacy::incoming(message, asks, own) {
+            legacy::Incoming::Answer(id, reply) => self.answered(connection, &id, Event::Done(reply)),
+            legacy::Incoming::Event(event) => match about {
+                Some(number) => to_call(connection, number, event),
+                None => self.unasked(event),
+            },
+            legacy::Incoming::Asked(event, id, answer) => {
+                let (pipe, connection_) = (self.clone(), connection.clone());
+                self.tasks.spawn("answer ask", async move {
+                    let answer = connection_.gone.run_until_cancelled(legacy::answer(&id, answer)).await;
+                    if let Some(text) = answer
+                        && let Err(fault) = connection_.sender.send(text).await
+                    {
+                        tracing::warn!(backend.name = %pipe.options.name, error.code = fault.code(), "an answer was not delivered: {fault}");
+                    }
+                });
+                let only = only_call(&connection.calls.lock());
+                match only {
+                    Some(number) => to_call(connection, number, event),
+                    None => self.unasked(event),
+                }
+            }
+            legacy::Incoming::Ping(pong) => self.tell(connection, pong.bytes().clone()),
+            legacy::Incoming::Nothing => {}
+        }
+    }
+
+    fn received_modern(&self, connection: &Connection, message: Message) {
+        let subject =
+            [Field::MetaSubscriptionId, Field::ProgressToken].into_iter().find_map(|f| message.raw(f));
+        let subject = subject.and_then(number);
+        let id = message.id();
+        let token = message.raw(Field::ProgressToken).is_some();
+        let Some(event) = modern::incoming(message, self.options.name.as_str()) else { return };
+        if event.is_terminal() {
+            if let Some(id) = id {
+                self.answered(connection, &id, event);
+            }
+            return;
+        }
+        let only = only_call(&connection.calls.lock());
+        let Some(number) = subject.or(only) else { return };
+        let own = connection.calls.lock().get(&number).and_then(|w| w.token.clone());
+        match (event, own) {
+            (Event::Notify(message), Some(own)) if token => {
+                let message = Edit::new(&message).set(Field::ProgressToken, own).into_message();
+                to_call(connection, number, Event::Notify(message));
+            }
+            (event, _) => to_call(connection, number, event),
+        }
+    }
+
+    fn answered(&self, connection: &Connection, id: &Id, event: Event) {
+        let waiting = number(id.literal()).and_then(|n| connection.calls.lock().remove(&n));
+        if let Some(mut waiting) = waiting {
+            finish(&mut waiting, event);
+        }
+        *connection.used.lock() = Instant::now();
+    }
+
+    fn unasked(&self, event: Event) {
+        let sink = self.sink.lock().as_ref().and_then(Weak::upgrade);
+        if let Some(sink) = sink {
+            sink.deliver(event);
+        }
+    }
+
+    fn tell(self: &Arc<Self>, connection: &Arc<Connection>, text: Bytes) {
+        let connection = connection.clone();
+        self.tasks.spawn("tell backend", async move {
+            // A backend that does not read will be noticed by its calls.
+            let _ = tokio::time::timeout(Duration::from_secs(5), connection.sender.send(text)).await;
+        });
+    }
+
+    async fn run(self: &Arc<Self>, emit: &Emitter, call: &Call) -> Result<Event, Fault> {
+        if self.dialect == Dialect::Modern {
+            if call.request.method() == method::SET_LEVEL {
+                *self.level.lock() = call.request.slice(Field::Level);
+            }
+            if let Some(event) = modern::local_answer(&call.request) {
+                return Ok(event);
+            }
+        }
+        let mut attempt = 0;
+        let (connection, slot, mut events, mut done) = loop {
+            let connection = self.open().await?;
+            let number = self.next_number();
+            let token = call.request.slice(Field::MetaProgressToken);
+            let is_listen = call.request.method() == method::LISTEN;
+            let (slot, events, done) = Slot::take(self, &connection, number, token, is_listen);
+            match connection.sender.send(self.outgoing(call, number)).await {
+                Ok(()) => break (connection, slot, events, done),
+                // It was not delivered, so a fresh channel may have it.
+                Err(_) if attempt == 0 => {
+                    slot.forget();
+                    connection.gone.cancel();
+                    attempt += 1;
+                }
+                Err(fault) => return Err(fault),
+            }
+        };
+        let patient = call.request.method() == method::LISTEN;
+        let mut limit = if patient { Duration::MAX } else { self.options.first_byte_timeout };
+        let mut deadline = Deadline::FirstByte;
+        loop {
+            let next = tokio::time::timeout(limit, next_event(&mut events, &mut done)).await;
+            match next.map_err(|_| self.options.late(deadline))? {
+                Some(event) if event.is_terminal() => {
+                    slot.forget();
+                    return Ok(event);
+                }
+                Some(event) => emit.emit(event).await,
+                None => {
+                    slot.forget();
+                    let why = connection.why.lock().clone();
+                    return Err(self.options.outcome_unknown(why));
+                }
+            }
+            if !patient {
+                limit = self.options.idle_timeout;
+                deadline = Deadline::Idle;
+            }
+        }
+    }
+
+    fn outgoing(&self, call: &Call, number: u64) -> Bytes {
+        let id = Id::from_number(number);
+        match self.dialect {
+            Dialect::Legacy => legacy::outgoing(&call.request, &id),
+            Dialect::Modern => {
+                let level = self.level.lock().clone();
+                modern::outgoing(&call.request, &id, &call.client, Some(id.literal()), level.as_ref())
+            }
+        }
+    }
+}
+
+/// The next event of a call: those before the answer first, the answer last.
+async fn next_event(
+    events: &mut mpsc::Receiver<Event>,
+    done: &mut oneshot::Receiver<Event>,
+) -> Option<Event> {
+    if let Ok(event) = events.try_recv() {
+        return Some(event);
+    }
+    tokio::select! {
+        biased;
+        Some(event) = events.recv() => Some(event),
+        last = done => last.ok(),
+    }
+}
+
+fn to_call(connection: &Connection, number: u64, event: Event) {
+    let calls = connection.calls.lock();
+    if let Some(waiting) = calls.get(&number)
+        && waiting.events.try_send(event).is_err()
+    {
+        tracing::debug!("a notification was dropped: its call's reader is too slow");
+    }
+}
+
+fn finish(waiting: &mut Waiting, event: Event) {
+    if let Some(done) = waiting.done.take() {
+        // Nobody may be waiting any more.
+        let _ = done.send(event);
+    }
+}
+
+/// The one call in flight, if it is the only one.
+fn only_call(calls: &HashMap<u64, Waiting>) -> Option<u64> {
+    let mut running = calls.iter().filter(|(_, w)| !w.is_listen).map(|(n, _)| *n);
+    running.next().filter(|_| running.next().is_none())
+}
+
+fn number(literal: &[u8]) -> Option<u64> {
+    std::str::from_utf8(literal).ok()?.parse().ok()
+}
+
+/// The id in the first bytes of a message, where it stands before the result.
+fn id_in(head: &[u8]) -> Option<u64> {
+    let head = std::str::from_utf8(head).ok()?;
+    let end = head.find("\"result\"").or_else(|| head.find("\"params\""))?;
+    let rest = head[..end].split_once("\"id\"")?.1.trim_start().strip_prefix(':')?.trim_start();
+    rest.split(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
+}
+
+/// A place among the waiting calls. Dropping it cancels the call at the backend.
+struct Slot {
+    pipe: Arc<Pipe>,
+    connection: Arc<Connection>,
+    number: u64,
+    armed: bool,
+}
+
+impl Slot {
+    fn take(
+        pipe: &Arc<Pipe>,
+        connection: &Arc<Connection>,
+        number: u64,
+        token: Option<Bytes>,
+        is_listen: bool,
+    ) -> (Self, mpsc::Receiver<Event>, oneshot::Receiver<Event>) {
+        let (events, events_rx) = mpsc::channel(MAX_QUEUED_EVENTS);
+        let (done, done_rx) = oneshot::channel();
+        let waiting = Waiting { events, done: Some(done), token, is_listen };
+        // A channel that ended has forgotten its calls; one that joins later would wait for ever.
+        if !connection.gone.is_cancelled() {
+            connection.calls.lock().insert(number, waiting);
+        }
+        let slot = Self { pipe: pipe.clone(), connection: connection.clone(), number, armed: true };
+        (slot, events_rx, done_rx)
+    }
+
+    /// The call has ended by itself.
+    fn forget(mut self) {
+        self.armed = false;
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        self.connection.calls.lock().remove(&self.number);
+        *self.connection.used.lock() = Instant::now();
+        if self.armed && !self.connection.gone.is_cancelled() {
+            let id = Id::from_number(self.number);
+            self.pipe.tell(&self.connection, legacy::cancelled(&id).bytes().clone());
+        }
+    }
+}
+
+#[async_trait]
+impl Conversation for Pipe {
+    fn call(self: Arc<Self>, call: Call) -> Events {
+        let is_listen = call.request.method() == method::LISTEN;
+        if is_listen && self.dialect == Dialect::Legacy {
+            return legacy::listen();
+        }
+        generate(|emit| async move {
+            let limit = if is_listen { Duration::MAX } else { self.options.timeout };
+            let ran = tokio::time::timeout(limit, self.run(&emit, &call)).await;
+            let outcome = ran.unwrap_or_else(|_| Err(self.options.late(Deadline::Total)));
+            if let Ok(Event::Done(reply)) = &outcome {
+                self.restore.note(&call.request, reply);
+            }
+            outcome.unwrap_or_else(Event::Fail)
+        })
+    }
+
+    async fn notify(&self, notification: Message) {
+        let connection = self.current.lock().clone();
+        if self.dialect == Dialect::Legacy
+            && let Some(connection) = connection
+        {
+            let text = notification.bytes().clone();
+            let _ = tokio::time::timeout(Duration::from_secs(5), connection.sender.send(text)).await;
+        }
+    }
+
+    fn listen(self: Arc<Self>) {
+        if self.dialect == Dialect::Modern {
+            return;
+        }
+        let pipe = self.clone();
+        self.tasks.spawn("open backend", async move {
+            if let Err(fault) = pipe.open().await {
+                tracing::warn!(backend.name = %pipe.options.name, error.code = fault.code(), "not opened: {fault}");
+            }
+        });
+    }
+
+    async fn close(&self) {
+        self.closed.cancel();
+        self.hang_up();
+    }
+}
+
+#[async_trait]
+impl LegacyConversation for Pipe {
+    async fn handshake(self: Arc<Self>) -> Result<Arc<Description>, Fault> {
+        let connection = self.open().await?;
+        let handshake = connection.handshake.lock().clone();
+        handshake.map(|h| h.description).ok_or_else(|| self.options.bad_answer("it did not shake hands"))
+    }
+
+    fn attach(&self, sink: Weak<dyn Unsolicited>) {
+        *self.sink.lock() = Some(sink);
+    }
+}
+
+/// Asks over the pipe what the backend is; the message of the answer.
+pub(crate) async fn ask(pipe: &Arc<Pipe>, request: Message, limit: Duration) -> Option<Message> {
+    let call = Call { request, client: pipe.client.clone(), params_headers: smallvec::SmallVec::new() };
+    let mut events = pipe.clone().call(call);
+    let answer = async {
+        while let Some(event) = futures_util::StreamExt::next(&mut events).await {
+            match event {
+                Event::Done(reply) => return Some(reply.message),
+                Event::Fail(_) => return None,
+                _ => {}
+            }
+        }
+        None
+    };
+    tokio::time::timeout(limit, answer).await.ok().flatten()
+}

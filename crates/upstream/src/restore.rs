@@ -1,0 +1,45 @@
+//! What a client has set in a session, to be set again when the backend's side of it has to be opened anew.
+
+use bytes::Bytes;
+use drawbridge_core::Reply;
+use drawbridge_wire::message::Field;
+use drawbridge_wire::{Edit, Id, Message, method};
+use parking_lot::Mutex;
+
+/// Subscriptions and the log level of a session.
+#[derive(Debug, Default)]
+pub(crate) struct Restore(Mutex<Vec<Message>>);
+
+/// A session with more subscriptions than this gets only the latest back.
+const MAX_MESSAGES: usize = 256;
+
+impl Restore {
+    /// Notes a request that has succeeded, if it set something.
+    pub(crate) fn note(&self, request: &Message, reply: &Reply) {
+        let method = request.method();
+        let relevant = matches!(
+            method.as_ref(),
+            method::SET_LEVEL | method::RESOURCES_SUBSCRIBE | method::RESOURCES_UNSUBSCRIBE
+        );
+        if !relevant || reply.is_error() {
+            return;
+        }
+        let mut messages = self.0.lock();
+        let uri = request.text(Field::Uri);
+        messages.retain(|m| match method.as_ref() {
+            method::SET_LEVEL => m.method() != method::SET_LEVEL,
+            _ => m.text(Field::Uri) != uri,
+        });
+        if method != method::RESOURCES_UNSUBSCRIBE {
+            if messages.len() == MAX_MESSAGES {
+                messages.remove(0);
+            }
+            messages.push(request.clone());
+        }
+    }
+
+    /// The requests to send again, each under a fresh id.
+    pub(crate) fn messages(&self, mut id: impl FnMut() -> Id) -> Vec<Bytes> {
+        self.0.lock().iter().map(|m| Edit::new(m).id(&id()).finish().into_bytes()).collect()
+    }
+}
