@@ -1,1 +1,3 @@
-//! placeholder
+//! Everything that opens a connection to a backend.
+
+pub mod process;
