@@ -3,6 +3,7 @@
 //! * `guard_probe guard ARGS...` is `drawbridge guard ARGS...`.
 //! * `guard_probe gateway CMD ARGS...` runs `CMD` as a gateway would, prints what it writes, and stays until it is
 //!   killed.
+//! * `guard_probe unlinked-gateway CMD ARGS...` does so after removing its own file: run a copy.
 //! * `guard_probe measure` prints what a guard costs.
 
 use std::{
@@ -30,6 +31,10 @@ fn main() -> ExitCode {
         .map_err(Into::into)
         .and_then(|runtime| match mode.to_str() {
             Some("gateway") => runtime.block_on(gateway(args.collect())),
+            Some("unlinked-gateway") => {
+                fs::remove_file(std::env::current_exe()?)?;
+                runtime.block_on(gateway(args.collect()))
+            }
             Some("measure") => runtime.block_on(measure()),
             _ => Err("usage: guard_probe guard|gateway|measure ...".into()),
         });
@@ -42,8 +47,8 @@ fn main() -> ExitCode {
     }
 }
 
-async fn gateway(mut args: Vec<OsString>) -> Result<(), Box<dyn Error>> {
-    let mut args = args.drain(..).filter_map(|arg| arg.into_string().ok());
+async fn gateway(args: Vec<OsString>) -> Result<(), Box<dyn Error>> {
+    let mut args = args.into_iter().filter_map(|arg| arg.into_string().ok());
     let mut spec = Spec::new("probe", args.next().ok_or("the command is missing")?);
     spec.args = args.collect();
     spec.stop_grace = Duration::from_millis(200);
@@ -93,11 +98,12 @@ async fn measure() -> Result<(), Box<dyn Error>> {
     let mut stdout = std::io::stdout();
     for (what, mut times) in [("guarded", guarded), ("bare", bare)] {
         times.sort_unstable();
-        let (median, worst) = (times.get(ROUNDS / 2), times.last());
-        writeln!(
-            stdout,
-            "{what}: start to first answer of cat, median {median:?}, worst {worst:?}"
-        )?;
+        if let (Some(median), Some(worst)) = (times.get(ROUNDS / 2), times.last()) {
+            writeln!(
+                stdout,
+                "{what}: start to first answer of cat, median {median:?}, worst {worst:?}"
+            )?;
+        }
     }
     for line in memory
         .lines()

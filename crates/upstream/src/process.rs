@@ -95,7 +95,7 @@ pub struct GuardCommand {
 }
 
 impl GuardCommand {
-    /// `program`, which must call [`guard::run`] with what follows `args`.
+    /// `program`, given by its full path, which must call [`guard::run`] with what follows `args`.
     pub fn new(program: impl Into<PathBuf>, args: impl IntoIterator<Item = impl Into<OsString>>) -> Self {
         Self {
             program: program.into(),

@@ -506,3 +506,20 @@ async fn a_reader_that_waits_holds_the_server_back_and_loses_nothing() {
     }
     assert_eq!(exited(&control).await.status(), Status::Exited(0));
 }
+
+#[test]
+fn a_gateway_whose_file_is_gone_still_starts_its_guard() {
+    let directory = tempfile::tempdir().unwrap();
+    let program = directory.path().join("gateway");
+    fs::copy(probe(), &program).unwrap();
+    let output = Command::new(&program)
+        .args(["unlinked-gateway", "echo", "hello"])
+        .output()
+        .unwrap();
+    assert!(!program.exists());
+    assert!(
+        String::from_utf8(output.stdout)
+            .unwrap()
+            .contains("hello\nexited with code 0")
+    );
+}
