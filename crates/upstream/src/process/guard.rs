@@ -21,6 +21,7 @@
 //! as CMD runs, so that each side sees the other close them.
 
 use std::{
+    collections::HashSet,
     ffi::OsString,
     fs::File,
     io::{self, Read, Write},
@@ -191,7 +192,12 @@ fn guard(options: &Options) -> Result<u8, GuardError> {
         let _ = rustix::stdio::dup2_stdin(read);
         let _ = rustix::stdio::dup2_stdout(write);
     }
-    Ok(Tree { main, status: None }.attend(options.grace, &parent, &signals))
+    Ok(Tree {
+        main,
+        status: None,
+        told: HashSet::new(),
+    }
+    .attend(options.grace, &parent, &signals))
 }
 
 #[derive(Clone, Copy)]
@@ -204,6 +210,8 @@ enum Phase {
 struct Tree {
     main: Pid,
     status: Option<WaitStatus>,
+    /// Who got SIGTERM. Nobody gets it twice: many servers take the second as "now".
+    told: HashSet<(Pid, u64)>,
 }
 
 impl Tree {
@@ -226,7 +234,12 @@ impl Tree {
             };
             match phase {
                 Phase::Serving => signals.wait(parent.limit(), parent.pidfd()),
-                Phase::Ending { kill_at } => signals.wait(Some(kill_at.saturating_duration_since(now)), None),
+                Phase::Ending { kill_at } => {
+                    if self.status.is_some() {
+                        self.terminate_late_comers();
+                    }
+                    signals.wait(Some(kill_at.saturating_duration_since(now)), None);
+                }
                 Phase::Killing { .. } => {
                     tree::kill_below(process::getpid());
                     signals.wait(Some(KILL_EVERY), None);
@@ -249,16 +262,24 @@ impl Tree {
         }
     }
 
-    /// One SIGTERM to each process of the tree. The group gets it at once, without a window for a fork; the
-    /// others one by one. Nobody gets two: many servers take the second as "now".
-    fn terminate(&self) {
-        let outside: Vec<_> = tree::descendants(process::getpid())
-            .into_iter()
-            .filter(|entry| !entry.is_in_group(self.main))
-            .collect();
+    /// SIGTERM to each process of the tree: the group at once, the others one by one.
+    fn terminate(&mut self) {
+        let entries = tree::descendants(process::getpid());
         let _ = process::kill_process_group(self.main, Signal::TERM);
-        for entry in outside {
-            entry.signal(Signal::TERM);
+        for entry in entries {
+            if self.told.insert(entry.identity()) && !entry.is_in_group(self.main) {
+                entry.signal(Signal::TERM);
+            }
+        }
+    }
+
+    /// SIGTERM to what was started after the others got theirs. While CMD lives such a process may be part of its
+    /// orderly end; without CMD nobody is left to end it.
+    fn terminate_late_comers(&mut self) {
+        for entry in tree::descendants(process::getpid()) {
+            if self.told.insert(entry.identity()) {
+                entry.signal(Signal::TERM);
+            }
         }
     }
 

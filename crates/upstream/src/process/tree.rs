@@ -42,6 +42,11 @@ impl Entry {
         })
     }
 
+    /// What stays the same for as long as the process lives, and is no other's then or later.
+    pub(super) fn identity(&self) -> (Pid, u64) {
+        (self.pid, self.started)
+    }
+
     pub(super) fn is_in_group(&self, group: Pid) -> bool {
         self.group == group.as_raw_pid()
     }

@@ -368,6 +368,22 @@ async fn dropping_the_control_ends_the_tree_without_waiting_for_the_server() {
     drop(writer);
 }
 
+/// A shell may also get there unasked: SIGTERM waits while it has signals blocked for a fork, and the new process
+/// does not inherit it.
+#[tokio::test]
+async fn a_process_started_after_sigterm_is_told_once_the_server_is_gone() {
+    let script = "trap 'sleep 1000 & echo $!; exit 4' TERM; echo ready; while :; do sleep 0.01; done";
+    let Process {
+        mut lines, control, ..
+    } = spawn(&sh(script));
+    assert_eq!(text(&mut lines).await, "ready");
+    let exit = control.exited();
+    drop(control);
+    let late = pid(&mut lines).await;
+    assert_eq!(timeout(DEADLINE, exit).await.unwrap().status(), Status::Exited(4));
+    assert!(!is_alive(late));
+}
+
 #[tokio::test]
 async fn what_a_server_leaves_behind_is_killed() {
     let script = "python3 -c '
