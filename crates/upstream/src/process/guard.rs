@@ -274,7 +274,8 @@ impl Tree {
     }
 
     /// SIGTERM to what was started after the others got theirs. While CMD lives such a process may be part of its
-    /// orderly end; without CMD nobody is left to end it.
+    /// orderly end; without CMD nobody is left to end it. A signal can still get lost between a fork and an exec;
+    /// SIGKILL is for that too.
     fn terminate_late_comers(&mut self) {
         for entry in tree::descendants(process::getpid()) {
             if self.told.insert(entry.identity()) {

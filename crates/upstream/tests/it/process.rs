@@ -372,7 +372,9 @@ async fn dropping_the_control_ends_the_tree_without_waiting_for_the_server() {
 /// does not inherit it.
 #[tokio::test]
 async fn a_process_started_after_sigterm_is_told_once_the_server_is_gone() {
-    let script = "trap 'sleep 1000 & echo $!; exit 4' TERM; echo ready; while :; do sleep 0.01; done";
+    // The substitution ends with the redirection, when the new process no longer has the handler of its parent.
+    let script = "late() { pid=$(sh -c 'echo $$; exec sleep 1000 >/dev/null' &); echo $pid; exit 4; }
+        trap late TERM; echo ready; while :; do sleep 0.01; done";
     let Process {
         mut lines, control, ..
     } = spawn(&sh(script));
@@ -390,9 +392,10 @@ async fn what_a_server_leaves_behind_is_killed() {
 import os, time
 if os.fork() == 0:
     os.setsid()
-    if os.fork() == 0:
-        print(os.getpid(), flush=True)
+    daemon = os.fork()
+    if daemon == 0:
         time.sleep(1000)
+    print(daemon, flush=True)
     os._exit(0)
 os.wait()
 '; exit 5";
