@@ -197,6 +197,18 @@ where
     Box::pin(Generated { work, slot, ended: false })
 }
 
+/// Emits the events of another stream; returns its terminal one.
+pub async fn forward(emit: &Emitter, mut events: Events) -> Option<Event> {
+    use futures_util::StreamExt as _;
+    while let Some(event) = events.next().await {
+        if event.is_terminal() {
+            return Some(event);
+        }
+        emit.emit(event).await;
+    }
+    None
+}
+
 /// A stream that is one event.
 pub fn once(event: Event) -> Events {
     Box::pin(futures_util::stream::once(std::future::ready(event)))

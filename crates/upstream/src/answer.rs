@@ -15,6 +15,7 @@ use crate::options::Options;
 
 /// What came back.
 #[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "a message is the common case and must not be boxed")]
 pub enum Answer {
     /// Accepted, nothing to say.
     Accepted,

@@ -136,3 +136,48 @@ impl Described {
         }
     }
 }
+
+/// Sessions that clients without sessions of their own share, by profile.
+#[derive(Default)]
+pub(crate) struct SharedSessions(Mutex<HashMap<ProfileKey, Shared>>);
+
+struct Shared {
+    session: Arc<dyn Conversation>,
+    used: Instant,
+}
+
+/// At most this many are kept; the one used least recently is ended first.
+const MAX_SHARED_SESSIONS: usize = 256;
+
+impl SharedSessions {
+    /// The session for clients like `client`, made by `make` if there is none.
+    pub(crate) fn find(
+        &self,
+        client: &Client,
+        tasks: &Tasks,
+        make: impl FnOnce() -> Arc<dyn Conversation>,
+    ) -> Arc<dyn Conversation> {
+        let mut sessions = self.0.lock();
+        let key = client.profile();
+        if let Some(shared) = sessions.get_mut(&key) {
+            shared.used = Instant::now();
+            return shared.session.clone();
+        }
+        if sessions.len() >= MAX_SHARED_SESSIONS
+            && let Some(oldest) = sessions.iter().min_by_key(|(_, s)| s.used).map(|(key, _)| key.clone())
+            && let Some(old) = sessions.remove(&oldest)
+        {
+            tasks.spawn("end shared session", async move { old.session.close().await });
+        }
+        let session = make();
+        sessions.insert(key, Shared { session: session.clone(), used: Instant::now() });
+        session
+    }
+
+    pub(crate) async fn close(&self) {
+        let sessions = std::mem::take(&mut *self.0.lock());
+        for shared in sessions.into_values() {
+            shared.session.close().await;
+        }
+    }
+}

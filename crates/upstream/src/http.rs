@@ -9,25 +9,24 @@ mod shared;
 mod sse;
 mod stateless;
 
-use std::collections::HashMap;
 use std::sync::{Arc, Weak};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use ::http::HeaderMap;
 use async_trait::async_trait;
 use drawbridge_core::backend::{Scope, Unsolicited};
-use drawbridge_core::call::{Call, Event, Events, generate};
-use drawbridge_core::{Backend, BackendName, Client, Conversation, Description, Fault, ProfileKey, Tasks};
+use drawbridge_core::call::{Call, Emitter, Event, Events, forward, generate};
+use drawbridge_core::{Backend, BackendName, Client, Conversation, Description, Fault, Tasks};
 use drawbridge_wire::message::Field;
 use drawbridge_wire::{Message, method};
-use futures_util::StreamExt as _;
-use http::HeaderMap;
 use parking_lot::Mutex;
 
-use crate::described::{Described, LegacyConversation};
+use crate::described::{Described, LegacyConversation, SharedSessions};
 use crate::options::{Options, TransportChoice};
 use crate::outbound::Outbound;
 use crate::pipe::{Dialect, Pipe};
 use era::Era;
+pub(crate) use era::prober;
 use session::HttpSession;
 use shared::Shared;
 pub use shared::{BadUrl, Target};
@@ -39,11 +38,8 @@ pub struct HttpBackend {
     verdict: era::Verdict,
     described: Described,
     /// Sessions that clients without sessions of their own share, by profile.
-    shared_sessions: Mutex<HashMap<ProfileKey, (Arc<dyn Conversation>, Instant)>>,
+    shared_sessions: SharedSessions,
 }
-
-/// At most this many shared sessions are kept; the one used least recently is ended first.
-const MAX_SHARED_SESSIONS: usize = 256;
 
 impl HttpBackend {
     /// A backend at `target`, which gets `headers` with each request.
@@ -61,7 +57,7 @@ impl HttpBackend {
             shared: Arc::new(Shared { target, headers, outbound, options, tasks }),
             transport,
             verdict,
-            shared_sessions: Mutex::default(),
+            shared_sessions: SharedSessions::default(),
         })
     }
 
@@ -84,26 +80,6 @@ impl HttpBackend {
             }
             _ => HttpSession::new(self.shared.clone(), client.clone(), sink),
         }
-    }
-
-    /// The session that clients of this profile share.
-    fn shared_session(&self, era: &Era, client: &Arc<Client>) -> Arc<dyn Conversation> {
-        let mut sessions = self.shared_sessions.lock();
-        let now = Instant::now();
-        if let Some((session, used)) = sessions.get_mut(&client.profile()) {
-            *used = now;
-            return session.clone();
-        }
-        if sessions.len() >= MAX_SHARED_SESSIONS
-            && let Some(oldest) =
-                sessions.iter().min_by_key(|(_, (_, used))| *used).map(|(key, _)| key.clone())
-            && let Some((session, _)) = sessions.remove(&oldest)
-        {
-            self.shared.tasks.spawn("end shared session", async move { session.close().await });
-        }
-        let session: Arc<dyn Conversation> = self.legacy(era, client, None);
-        sessions.insert(client.profile(), (session.clone(), now));
-        session
     }
 
     async fn ask_description(&self, client: &Arc<Client>) -> Result<Arc<Description>, Fault> {
@@ -178,10 +154,7 @@ impl Backend for HttpBackend {
     }
 
     async fn close(&self) {
-        let sessions: Vec<_> = self.shared_sessions.lock().drain().map(|(_, (session, _))| session).collect();
-        for session in sessions {
-            session.close().await;
-        }
+        self.shared_sessions.close().await;
         self.described.close().await;
     }
 }
@@ -206,7 +179,10 @@ impl Resolving {
         }
         let backend = &self.backend;
         let session: Arc<dyn Conversation> = match (self.scope, backend.described.take_spare(&self.client)) {
-            (Scope::Profile, _) => backend.shared_session(era, &self.client),
+            (Scope::Profile, _) => {
+                let make = || backend.legacy(era, &self.client, None) as Arc<dyn Conversation>;
+                backend.shared_sessions.find(&self.client, &backend.shared.tasks, make)
+            }
             (Scope::Session, Some(spare)) => {
                 if let Some(sink) = &self.sink {
                     spare.attach(sink.clone());
@@ -219,20 +195,14 @@ impl Resolving {
         session
     }
 
-    async fn run(&self, emit: &drawbridge_core::call::Emitter, call: Call) -> Result<Event, Fault> {
+    async fn run(&self, emit: &Emitter, call: Call) -> Result<Event, Fault> {
         let shared = &self.backend.shared;
         let mut again = true;
         loop {
             let era = self.backend.era().await?;
             if era != Era::Modern {
-                let mut events = self.session(&era).call(call);
-                while let Some(event) = events.next().await {
-                    if event.is_terminal() {
-                        return Ok(event);
-                    }
-                    emit.emit(event).await;
-                }
-                return Err(shared.options.outcome_unknown("no answer"));
+                let last = forward(emit, self.session(&era).call(call)).await;
+                return last.ok_or_else(|| shared.options.outcome_unknown("no answer"));
             }
             if call.request.method() == method::SET_LEVEL {
                 *self.level.lock() = call.request.slice(Field::Level);
@@ -242,7 +212,7 @@ impl Resolving {
                 Ok(event) => return Ok(event),
                 Err(stateless::Stop::Fault(fault)) => return Err(fault),
                 Err(stateless::Stop::NotModern) if std::mem::take(&mut again) => {
-                    self.backend.verdict.forget()
+                    self.backend.verdict.forget();
                 }
                 Err(stateless::Stop::NotModern) => {
                     return Err(shared

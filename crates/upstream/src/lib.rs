@@ -15,8 +15,11 @@ pub mod modern;
 pub mod options;
 pub mod outbound;
 mod pipe;
+pub mod process;
 mod restore;
+pub mod stdio;
 
 pub use http::HttpBackend;
 pub use options::{EraChoice, Options, TransportChoice};
 pub use outbound::{Outbound, ProxyRule};
+pub use stdio::StdioBackend;

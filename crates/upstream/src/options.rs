@@ -44,6 +44,8 @@ pub struct Options {
     pub first_byte_timeout: Duration,
     /// Between two bytes of an answer.
     pub idle_timeout: Duration,
+    /// Until a backend that has to be started or connected to has shaken hands.
+    pub start_timeout: Duration,
     /// For a whole call.
     pub timeout: Duration,
     /// How long merged lists wait for it.
@@ -62,6 +64,7 @@ impl Options {
             connect_timeout: Duration::from_secs(10),
             first_byte_timeout: Duration::from_secs(900),
             idle_timeout: Duration::from_secs(900),
+            start_timeout: Duration::from_secs(30),
             timeout: Duration::from_secs(3600),
             list_timeout: Duration::from_secs(5),
             max_result_bytes: 16 << 20,

@@ -35,6 +35,9 @@ pub(crate) trait Carrier: Send + Sync {
 
     /// A channel without calls is closed after this long; `None`: never.
     fn idle_stop(&self) -> Option<Duration>;
+
+    /// Hears that a channel has ended by itself, after how long and how.
+    fn ended(&self, _uptime: Duration, _status: &str) {}
 }
 
 /// An open channel.
@@ -56,8 +59,8 @@ pub(crate) trait Receiver: Send {
     /// The next message.
     async fn receive(&mut self) -> Received;
 
-    /// Closes the channel in good order.
-    async fn close(self: Box<Self>);
+    /// Closes the channel in good order. If it has ended by itself, the carrier hears of it.
+    async fn close(self: Box<Self>, carrier: &dyn Carrier);
 }
 
 /// What comes from a backend.
@@ -89,8 +92,6 @@ struct Waiting {
 
 /// Events of a call that its reader has not taken yet; what comes on top is dropped.
 const MAX_QUEUED_EVENTS: usize = 256;
-/// For the handshake, over channels that have no deadline of their own.
-const HANDSHAKE_TIME: Duration = Duration::from_secs(60);
 
 struct Connection {
     sender: Arc<dyn Sender>,
@@ -214,7 +215,7 @@ impl Pipe {
             }
         };
         let late = || self.options.late(Deadline::Start);
-        let answer = tokio::time::timeout(HANDSHAKE_TIME, answer).await.map_err(|_| late())??;
+        let answer = tokio::time::timeout(self.options.start_timeout, answer).await.map_err(|_| late())??;
         let handshake = legacy::handshake(&answer, &self.client, &self.options)?;
         *connection.handshake.lock() = Some(handshake);
         connection.sender.send(legacy::initialized().bytes().clone()).await?;
@@ -249,7 +250,7 @@ impl Pipe {
         connection.gone.cancel();
         connection.calls.lock().clear();
         self.forget_connection(&connection);
-        receiver.close().await;
+        receiver.close(&*self.carrier).await;
     }
 
     fn forget_connection(&self, connection: &Arc<Connection>) {
@@ -605,18 +606,23 @@ impl LegacyConversation for Pipe {
 }
 
 /// Asks over the pipe what the backend is; the message of the answer.
-pub(crate) async fn ask(pipe: &Arc<Pipe>, request: Message, limit: Duration) -> Option<Message> {
-    let call = Call { request, client: pipe.client.clone(), params_headers: smallvec::SmallVec::new() };
+pub(crate) async fn ask(
+    pipe: &Arc<Pipe>,
+    client: &Arc<Client>,
+    request: Message,
+    limit: Duration,
+) -> Result<Message, Fault> {
+    let call = Call { request, client: client.clone(), params_headers: smallvec::SmallVec::new() };
     let mut events = pipe.clone().call(call);
     let answer = async {
         while let Some(event) = futures_util::StreamExt::next(&mut events).await {
             match event {
-                Event::Done(reply) => return Some(reply.message),
-                Event::Fail(_) => return None,
+                Event::Done(reply) => return Ok(reply.message),
+                Event::Fail(fault) => return Err(fault),
                 _ => {}
             }
         }
-        None
+        Err(pipe.options.outcome_unknown("no answer"))
     };
-    tokio::time::timeout(limit, answer).await.ok().flatten()
+    tokio::time::timeout(limit, answer).await.unwrap_or_else(|_| Err(pipe.options.late(Deadline::Start)))
 }

@@ -100,7 +100,7 @@ impl Receiver for Reading {
         }
     }
 
-    async fn close(self: Box<Self>) {}
+    async fn close(self: Box<Self>, _carrier: &dyn Carrier) {}
 }
 
 #[cfg(test)]

@@ -120,7 +120,7 @@ async fn follow(shared: &Shared, emit: &Emitter, mut stream: EventStream) -> Res
             Some(event) if event.is_terminal() => return Ok(event),
             Some(event) => emit.emit(event).await,
             None => {
-                tracing::warn!(backend.name = %options.name, "a stateless backend sent a request, which it must not")
+                tracing::warn!(backend.name = %options.name, "a stateless backend sent a request, which it must not");
             }
         }
     }

@@ -1,0 +1,526 @@
+//! Backends that are programs: started when needed, within limits, and stopped when idle.
+//!
+//! A stateless program serves everybody from one process. One with sessions gets a process per client session,
+//! since its session is its process.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use drawbridge_core::backend::{Scope, Unsolicited};
+use drawbridge_core::call::{Call, Emitter, Event, Events, forward, generate};
+use drawbridge_core::fault::Deadline;
+use drawbridge_core::{Backend, BackendName, Client, Conversation, Description, Fault, Tasks};
+use drawbridge_wire::{Id, Message};
+use parking_lot::Mutex;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use crate::described::{Described, LegacyConversation, SharedSessions};
+use crate::http::prober;
+use crate::modern;
+use crate::options::{EraChoice, Options};
+use crate::pipe::{self, Carrier, Channel, Dialect, Pipe, Received, Receiver, Sender};
+use crate::process::{Backoff, Control, GuardCommand, Line, Lines, Process, Spec, Writer};
+
+/// Limits of a program's processes.
+#[derive(Debug, Clone)]
+pub struct ProcessOptions {
+    /// Processes of this backend at once.
+    pub max_processes: usize,
+    /// A process without calls is stopped after this long.
+    pub idle_stop: Duration,
+    /// Calls that may wait for a process at once.
+    pub max_queue: usize,
+    /// How long they wait.
+    pub queue_timeout: Duration,
+}
+
+/// How many processes there may be in all.
+#[derive(Debug, Clone)]
+pub struct ProcessCap {
+    permits: Arc<Semaphore>,
+    limit: usize,
+}
+
+impl ProcessCap {
+    /// At most `limit` processes.
+    pub fn new(limit: usize) -> Self {
+        Self { permits: Arc::new(Semaphore::new(limit)), limit }
+    }
+}
+
+/// Starts processes and remembers how that went.
+struct Launcher {
+    spec: Spec,
+    guard: GuardCommand,
+    options: Options,
+    limits: ProcessOptions,
+    cap: ProcessCap,
+    own: ProcessCap,
+    waiting: AtomicUsize,
+    tasks: Tasks,
+    /// A process that was started to ask what it speaks and is still fresh.
+    spare: Mutex<Option<Channel>>,
+    trouble: Mutex<Trouble>,
+    pipes: Mutex<VecDeque<Weak<Pipe>>>,
+}
+
+/// After a process has ended by itself, the next start waits.
+#[derive(Default)]
+struct Trouble {
+    backoff: Backoff,
+    not_before: Option<Instant>,
+    last: String,
+}
+
+impl Launcher {
+    fn new_pipe(
+        self: &Arc<Self>,
+        dialect: Dialect,
+        client: Arc<Client>,
+        sink: Option<Weak<dyn Unsolicited>>,
+    ) -> Arc<Pipe> {
+        let pipe = Pipe::new(self.clone(), dialect, self.options.clone(), client, self.tasks.clone(), sink);
+        let mut pipes = self.pipes.lock();
+        pipes.retain(|pipe| pipe.strong_count() > 0);
+        pipes.push_back(Arc::downgrade(&pipe));
+        pipe
+    }
+
+    fn all_pipes(&self) -> Vec<Arc<Pipe>> {
+        self.pipes.lock().iter().filter_map(Weak::upgrade).collect()
+    }
+
+    /// Stops the process that was idle for longest, to make room.
+    fn reclaim(&self) {
+        let pipes = self.all_pipes();
+        let oldest =
+            pipes.iter().filter_map(|pipe| Some((pipe.idle_since()?, pipe))).min_by_key(|(since, _)| *since);
+        if let Some((_, pipe)) = oldest {
+            pipe.hang_up();
+        }
+    }
+
+    /// A place for one more process, after waiting for it if need be.
+    async fn place(&self) -> Result<(OwnedSemaphorePermit, OwnedSemaphorePermit), Fault> {
+        let both = async {
+            let mut permits = Vec::with_capacity(2);
+            for cap in [&self.own, &self.cap] {
+                let free = cap.permits.clone().try_acquire_owned().ok();
+                let permit = match free {
+                    Some(permit) => Some(permit),
+                    None => {
+                        self.reclaim();
+                        cap.permits.clone().acquire_owned().await.ok()
+                    }
+                };
+                permits.extend(permit);
+            }
+            let all = permits.pop();
+            permits.pop().zip(all)
+        };
+        if self.waiting.fetch_add(1, Ordering::Relaxed) >= self.limits.max_queue.max(1) {
+            self.waiting.fetch_sub(1, Ordering::Relaxed);
+            return Err(Fault::Busy { what: "calls waiting for a process", limit: self.limits.max_queue });
+        }
+        let placed = tokio::time::timeout(self.limits.queue_timeout, both).await;
+        self.waiting.fetch_sub(1, Ordering::Relaxed);
+        match placed {
+            Ok(Some(permits)) => Ok(permits),
+            Ok(None) => Err(Fault::Draining),
+            Err(_) => {
+                tracing::warn!(
+                    backend.name = %self.options.name, backend.max_processes = self.own.limit, limits.max_processes = self.cap.limit,
+                    "no process became free in time"
+                );
+                Err(self.options.late(Deadline::Queue))
+            }
+        }
+    }
+
+    /// Waits as long as the last failures ask for.
+    async fn pause(&self) -> Result<(), Fault> {
+        let (wait, last) = {
+            let trouble = self.trouble.lock();
+            let wait = trouble.not_before.map(|at| at.saturating_duration_since(Instant::now()));
+            (wait.unwrap_or_default(), trouble.last.clone())
+        };
+        if wait > self.limits.queue_timeout {
+            return Err(self.not_started(format!("{last}; next try in {} s", wait.as_secs())));
+        }
+        tokio::time::sleep(wait).await;
+        Ok(())
+    }
+
+    fn not_started(&self, detail: String) -> Fault {
+        Fault::NotStarted { backend: self.options.name.to_string(), detail }
+    }
+
+    fn ended(&self, uptime: Duration, status: &str) {
+        let mut trouble = self.trouble.lock();
+        let wait = trouble.backoff.after_run(uptime);
+        trouble.not_before = Some(Instant::now() + wait);
+        trouble.last = format!("its process {status}");
+    }
+}
+
+#[async_trait]
+impl Carrier for Launcher {
+    async fn connect(&self) -> Result<Channel, Fault> {
+        let spare = self.spare.lock().take();
+        if let Some(channel) = spare {
+            return Ok(channel);
+        }
+        self.pause().await?;
+        let permits = self.place().await?;
+        let process = Process::spawn(&self.spec, &self.guard, self.tasks.tracker())
+            .map_err(|e| self.not_started(e.to_string()))?;
+        tracing::info!(backend.name = %self.options.name, process.pid = process.control.pid(), "process started");
+        let sender = Arc::new(ToProcess { writer: process.writer, options: self.options.clone() });
+        let receiver = Box::new(FromProcess {
+            lines: process.lines,
+            control: process.control,
+            started: Instant::now(),
+            options: self.options.clone(),
+            ended: None,
+            _permits: permits,
+        });
+        Ok(Channel { sender, receiver })
+    }
+
+    fn idle_stop(&self) -> Option<Duration> {
+        Some(self.limits.idle_stop).filter(|limit| !limit.is_zero())
+    }
+
+    fn ended(&self, uptime: Duration, status: &str) {
+        Self::ended(self, uptime, status);
+    }
+}
+
+struct ToProcess {
+    writer: Writer,
+    options: Options,
+}
+
+#[async_trait]
+impl Sender for ToProcess {
+    async fn send(&self, message: Bytes) -> Result<(), Fault> {
+        self.writer.send(message).await.map_err(|e| self.options.unreachable(e.to_string()))
+    }
+}
+
+struct FromProcess {
+    lines: Lines,
+    control: Control,
+    started: Instant,
+    options: Options,
+    ended: Option<String>,
+    _permits: (OwnedSemaphorePermit, OwnedSemaphorePermit),
+}
+
+#[async_trait]
+impl Receiver for FromProcess {
+    async fn receive(&mut self) -> Received {
+        match self.lines.next().await {
+            Some(Line::Text(text)) => Received::Message(text),
+            Some(Line::TooLong { head, .. }) => Received::TooLarge(head),
+            None => {
+                let exit = self.control.exited().await;
+                let status = exit.to_string();
+                tracing::warn!(
+                    backend.name = %self.options.name, process.stderr = ?exit.stderr(),
+                    "the process ended by itself: {status}"
+                );
+                self.ended = Some(status.clone());
+                Received::Closed(format!("its process {status}"))
+            }
+        }
+    }
+
+    async fn close(self: Box<Self>, carrier: &dyn Carrier) {
+        match &self.ended {
+            Some(status) => carrier.ended(self.started.elapsed(), status),
+            None => {
+                // Nobody reads any more, and the process must not wait for that.
+                drop(self.lines);
+                self.control.stop().await;
+            }
+        }
+    }
+}
+
+/// A backend that is a program.
+pub struct StdioBackend {
+    launcher: Arc<Launcher>,
+    dialect: Mutex<Option<Dialect>>,
+    probing: tokio::sync::Mutex<()>,
+    described: Described,
+    shared: SharedSessions,
+    /// The process that serves everybody, of a stateless program.
+    everybody: Mutex<Option<Arc<Pipe>>>,
+}
+
+/// How long a fresh process may take to say what it speaks; one that is silent gets a handshake.
+const PROBE_TIME: Duration = Duration::from_secs(10);
+
+impl StdioBackend {
+    /// A backend that runs `spec` under `guard`.
+    pub fn new(
+        spec: Spec,
+        guard: GuardCommand,
+        limits: ProcessOptions,
+        cap: ProcessCap,
+        options: Options,
+        tasks: Tasks,
+    ) -> Arc<Self> {
+        let pinned = match options.era {
+            EraChoice::Auto => None,
+            EraChoice::Legacy => Some(Dialect::Legacy),
+            EraChoice::Modern => Some(Dialect::Modern),
+        };
+        let described = Described::new(options.era_ttl);
+        let own = ProcessCap::new(limits.max_processes);
+        let launcher = Arc::new(Launcher {
+            spec,
+            guard,
+            options,
+            limits,
+            cap,
+            own,
+            waiting: AtomicUsize::new(0),
+            tasks,
+            spare: Mutex::new(None),
+            trouble: Mutex::default(),
+            pipes: Mutex::default(),
+        });
+        Arc::new(Self {
+            launcher,
+            dialect: Mutex::new(pinned),
+            probing: tokio::sync::Mutex::default(),
+            described,
+            shared: SharedSessions::default(),
+            everybody: Mutex::new(None),
+        })
+    }
+
+    /// What the program speaks, by starting and asking it once. The process goes on to serve.
+    async fn dialect(&self) -> Result<Dialect, Fault> {
+        let known = || *self.dialect.lock();
+        if let Some(dialect) = known() {
+            return Ok(dialect);
+        }
+        let _turn = self.probing.lock().await;
+        if let Some(dialect) = known() {
+            return Ok(dialect);
+        }
+        let mut channel = self.launcher.connect().await?;
+        let answer = probe(&mut channel).await;
+        let dialect = match &answer {
+            Probed::Answer(message) if modern::description(message, &prober()).is_some() => Dialect::Modern,
+            Probed::Answer(message) if modern::is_modern_error(message) => Dialect::Modern,
+            _ => Dialect::Legacy,
+        };
+        tracing::info!(backend.name = %self.launcher.options.name, dialect = ?dialect, "backend probed");
+        match answer {
+            // Some programs end at any request before the handshake; that says nothing against them.
+            Probed::Closed => drop(channel),
+            _ => *self.launcher.spare.lock() = Some(channel),
+        }
+        *self.dialect.lock() = Some(dialect);
+        Ok(dialect)
+    }
+
+    fn everybody(&self) -> Arc<Pipe> {
+        let mut slot = self.everybody.lock();
+        slot.get_or_insert_with(|| self.launcher.new_pipe(Dialect::Modern, Arc::new(prober()), None)).clone()
+    }
+
+    async fn ask_description(&self, client: &Arc<Client>) -> Result<Arc<Description>, Fault> {
+        let options = &self.launcher.options;
+        match self.dialect().await? {
+            Dialect::Modern => {
+                let request = modern::discover(&Id::from_number(1), client);
+                let answer = pipe::ask(&self.everybody(), client, request, options.start_timeout).await?;
+                let found = modern::description(&answer, client).map(Arc::new);
+                found.ok_or_else(|| options.bad_answer("it does not answer server/discover"))
+            }
+            Dialect::Legacy => {
+                let session = self.launcher.new_pipe(Dialect::Legacy, client.clone(), None);
+                match session.clone().handshake().await {
+                    Ok(description) => {
+                        self.described.keep_spare(client, session, &self.launcher.tasks);
+                        Ok(description)
+                    }
+                    Err(fault) => {
+                        session.close().await;
+                        // It may have been replaced by one that speaks otherwise.
+                        if options.era == EraChoice::Auto {
+                            *self.dialect.lock() = None;
+                        }
+                        Err(fault)
+                    }
+                }
+            }
+        }
+    }
+
+    async fn conversation(
+        &self,
+        client: &Arc<Client>,
+        scope: Scope,
+        sink: Option<Weak<dyn Unsolicited>>,
+    ) -> Result<Arc<dyn Conversation>, Fault> {
+        if self.dialect().await? == Dialect::Modern {
+            return Ok(self.everybody());
+        }
+        if scope == Scope::Profile {
+            let make =
+                || self.launcher.new_pipe(Dialect::Legacy, client.clone(), None) as Arc<dyn Conversation>;
+            return Ok(self.shared.find(client, &self.launcher.tasks, make));
+        }
+        match self.described.take_spare(client) {
+            Some(spare) => {
+                if let Some(sink) = sink {
+                    spare.attach(sink);
+                }
+                Ok(spare)
+            }
+            None => Ok(self.launcher.new_pipe(Dialect::Legacy, client.clone(), sink)),
+        }
+    }
+}
+
+enum Probed {
+    Answer(Box<Message>),
+    Silent,
+    Closed,
+}
+
+async fn probe(channel: &mut Channel) -> Probed {
+    let request = modern::discover(&Id::from_number(0), &prober());
+    if channel.sender.send(request.bytes().clone()).await.is_err() {
+        return Probed::Closed;
+    }
+    let answer = async {
+        loop {
+            match channel.receiver.receive().await {
+                Received::Message(text) => match Message::parse(text) {
+                    Ok(message) if message.raw(drawbridge_wire::message::Field::Method).is_none() => {
+                        return Probed::Answer(Box::new(message));
+                    }
+                    _ => {}
+                },
+                Received::TooLarge(_) => {}
+                Received::Closed(_) => return Probed::Closed,
+            }
+        }
+    };
+    tokio::time::timeout(PROBE_TIME, answer).await.unwrap_or(Probed::Silent)
+}
+
+#[async_trait]
+impl Backend for StdioBackend {
+    fn name(&self) -> &BackendName {
+        &self.launcher.options.name
+    }
+
+    async fn describe(&self, client: &Arc<Client>) -> Result<Arc<Description>, Fault> {
+        self.described.get(client, || self.ask_description(client)).await
+    }
+
+    fn open(
+        self: Arc<Self>,
+        client: &Arc<Client>,
+        scope: Scope,
+        sink: Option<Weak<dyn Unsolicited>>,
+    ) -> Arc<dyn Conversation> {
+        Arc::new(Resolving { backend: self, client: client.clone(), scope, sink, inner: Mutex::new(None) })
+    }
+
+    fn list_timeout(&self) -> Duration {
+        self.launcher.options.list_timeout
+    }
+
+    async fn close(&self) {
+        self.shared.close().await;
+        self.described.close().await;
+        for pipe in self.launcher.all_pipes() {
+            pipe.close().await;
+        }
+        let spare = self.launcher.spare.lock().take();
+        if let Some(channel) = spare {
+            channel.receiver.close(&*self.launcher).await;
+        }
+    }
+}
+
+/// A conversation whose dialect is found out with its first call.
+struct Resolving {
+    backend: Arc<StdioBackend>,
+    client: Arc<Client>,
+    scope: Scope,
+    sink: Option<Weak<dyn Unsolicited>>,
+    inner: Mutex<Option<Arc<dyn Conversation>>>,
+}
+
+impl Resolving {
+    fn known(&self) -> Option<Arc<dyn Conversation>> {
+        self.inner.lock().clone()
+    }
+
+    async fn resolve(&self) -> Result<Arc<dyn Conversation>, Fault> {
+        if let Some(known) = self.known() {
+            return Ok(known);
+        }
+        let found = self.backend.conversation(&self.client, self.scope, self.sink.clone()).await?;
+        let mut inner = self.inner.lock();
+        // Two first calls at once must end up in one conversation; the other was never opened.
+        Ok(inner.get_or_insert(found).clone())
+    }
+
+    async fn run(&self, emit: &Emitter, call: Call) -> Result<Event, Fault> {
+        let conversation = self.resolve().await?;
+        let unknown = || self.backend.launcher.options.outcome_unknown("no answer");
+        forward(emit, conversation.call(call)).await.ok_or_else(unknown)
+    }
+}
+
+#[async_trait]
+impl Conversation for Resolving {
+    fn call(self: Arc<Self>, call: Call) -> Events {
+        match self.known() {
+            Some(conversation) => conversation.call(call),
+            None => generate(|emit| async move { self.run(&emit, call).await.unwrap_or_else(Event::Fail) }),
+        }
+    }
+
+    async fn notify(&self, notification: Message) {
+        if let Some(conversation) = self.known() {
+            conversation.notify(notification).await;
+        }
+    }
+
+    fn listen(self: Arc<Self>) {
+        let resolving = self.clone();
+        self.backend.launcher.tasks.spawn("listen to backend", async move {
+            match resolving.resolve().await {
+                Ok(conversation) => conversation.listen(),
+                Err(fault) => {
+                    let name = resolving.backend.name();
+                    tracing::warn!(backend.name = %name, error.code = fault.code(), "not listening: {fault}");
+                }
+            }
+        });
+    }
+
+    async fn close(&self) {
+        // A conversation that others share is not this one's to end.
+        let own = self.scope == Scope::Session && *self.backend.dialect.lock() == Some(Dialect::Legacy);
+        if let Some(conversation) = self.known().filter(|_| own) {
+            conversation.close().await;
+        }
+    }
+}

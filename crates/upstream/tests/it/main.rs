@@ -1,0 +1,4 @@
+//! Tests against real peers.
+
+#[cfg(test)]
+mod process;
