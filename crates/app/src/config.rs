@@ -24,6 +24,7 @@ mod tests;
 mod value;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::fmt;
 use std::io::Read;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -43,7 +44,7 @@ use self::position::Positions;
 use self::value::SecretSource;
 
 /// Everything a configuration is made of.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Default)]
 pub struct Inputs {
     /// The configuration file; without one the defaults apply.
     pub config: Option<PathBuf>,
@@ -53,6 +54,17 @@ pub struct Inputs {
     pub env: HashMap<String, String>,
     /// Values that win over the file.
     pub overrides: Overrides,
+}
+
+impl fmt::Debug for Inputs {
+    /// Leaves the environment out, since it holds secrets.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Inputs")
+            .field("config", &self.config)
+            .field("mcp_servers", &self.mcp_servers)
+            .field("overrides", &self.overrides)
+            .finish_non_exhaustive()
+    }
 }
 
 /// Values given as a flag or as a `DRAWBRIDGE_*` variable.

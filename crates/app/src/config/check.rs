@@ -19,7 +19,7 @@ use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 pub(super) use self::backend::backend;
 pub(super) use self::endpoint::{endpoints, name_fault};
 
-use super::model::{Auth, Config, Drain, Limits, Log, Streams};
+use super::model::{Admin, Auth, Config, Drain, Limits, Log, Streams};
 use super::position::{Position, Positions};
 use super::problem::{Notice, Problem};
 use super::raw::{self, AuthMode};
@@ -177,10 +177,7 @@ pub(super) fn file(checker: &mut Checker<'_>, file: raw::File) -> (Config, BTree
     refuse_stores(checker, &file);
     config.instance_id = instance_id(checker, file.instance_id);
     config.public = public::public(checker, file.public.unwrap_or_default());
-    if let Some(admin) = file.admin {
-        config.admin.listen = admin.listen.unwrap_or(config.admin.listen);
-        config.admin.probes = admin.probes;
-    }
+    config.admin = admin(checker, &file.admin.unwrap_or_default());
     config.data_dir = file.data_dir.unwrap_or(config.data_dir);
     config.seal_keys = seal_keys(checker, file.seal.unwrap_or_default());
     config.auth = auth(checker, &file.auth.unwrap_or_default(), &config);
@@ -211,6 +208,23 @@ fn refuse_stores(checker: &mut Checker<'_>, file: &raw::File) {
             checker.problem(key, message, format!("leave out `{key}` and run one instance"));
         }
     }
+}
+
+fn admin(checker: &mut Checker<'_>, raw: &raw::Admin) -> Admin {
+    let default = Admin::default();
+    let admin = Admin {
+        listen: raw.listen.unwrap_or(default.listen),
+        probes: raw.probes,
+    };
+    if !admin.listen.ip().is_loopback() {
+        let hint = "listen on 127.0.0.1; for orchestrators and metrics set `admin.probes: 0.0.0.0:9091`";
+        checker.problem(
+            "admin.listen",
+            "the admin API has no credential, so it stays on loopback",
+            hint,
+        );
+    }
+    admin
 }
 
 fn instance_id(checker: &mut Checker<'_>, id: Option<String>) -> Option<String> {

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use serde::Deserialize;
 use serde_saphyr::Error;
 
-use super::position::{Position, Positions, join};
+use super::position::{Position, Positions, alias_limits, join};
 use super::problem::{Problem, Problems, suggest};
 use super::raw;
 
@@ -30,6 +30,7 @@ pub(super) fn parse(name: &str, bytes: &[u8], env: &Rc<HashMap<String, String>>)
     let options = serde_saphyr::options! {
         with_snippet: false,
         strict_booleans: true,
+        alias_limits: alias_limits(),
         property_map: Some(Rc::clone(env)),
     };
     match serde_saphyr::from_str_with_options::<Document>(text, options) {

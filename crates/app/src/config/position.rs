@@ -5,7 +5,13 @@ use std::fmt;
 
 use serde::de::{MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
+use serde_saphyr::options::AliasLimits;
 use serde_saphyr::{Location, Spanned};
+
+/// How much a file may grow by its aliases: enough for any real one, too little to fill the memory.
+pub(super) fn alias_limits() -> AliasLimits {
+    serde_saphyr::alias_limits! { max_total_replayed_events: 20_000 }
+}
 
 /// A place in a file: line and column, both from 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -37,7 +43,7 @@ struct Place {
 impl Positions {
     /// Reads the places of a YAML or JSON text; empty where the text does not parse.
     pub(super) fn read(text: &str) -> Self {
-        let options = serde_saphyr::options! { with_snippet: false };
+        let options = serde_saphyr::options! { with_snippet: false, alias_limits: alias_limits() };
         let mut positions = Self::default();
         if let Ok(root) = serde_saphyr::from_str_with_options::<Node>(text, options) {
             positions.walk("", &root);

@@ -80,6 +80,24 @@ fn a_fault_of_a_flag_names_the_flag() {
 }
 
 #[test]
+fn a_file_that_grows_when_read_is_refused_in_good_time() {
+    let mut aliases = "a0: &a0 [x]\n".to_owned();
+    for level in 1..20 {
+        let below = format!("*a{}, ", level - 1).repeat(10);
+        aliases += &format!("a{level}: &a{level} [{below}]\n");
+    }
+    for text in [
+        aliases,
+        "[".repeat(500_000),
+        "{a: ".repeat(200_000),
+        "- ".repeat(500_000),
+    ] {
+        let lines = complaint(&text).lines().count();
+        assert_eq!(lines, 2, "a problem and its hint");
+    }
+}
+
+#[test]
 fn no_message_repeats_a_secret() {
     for text in [
         "seal: hunter2",

@@ -162,6 +162,17 @@ fn variables_are_replaced_in_plain_values_only() {
 }
 
 #[test]
+fn a_variable_in_quotes_is_a_notice() {
+    let text =
+        "backends:\n  a:\n    url: http://a/mcp\n    headers:\n      Authorization: \"Bearer ${TOKEN}\"\n";
+    let notices = load_text(text, &[("TOKEN", "hunter2")]).unwrap().notices;
+    assert_eq!(
+        notices[0].to_string(),
+        "drawbridge.yaml:5:7: backends.a.headers.Authorization: `${...}` in quotes is passed on as it is"
+    );
+}
+
+#[test]
 fn a_secret_from_a_file_loses_its_line_end() {
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), "hunter2\r\n").unwrap();

@@ -29,6 +29,12 @@ broken_files! {
           hint: listen on 127.0.0.1, or say in the file `auth: { mode: none, i_know_this_is_open: true }`
     "#;
 
+    admin_open_to_all = "admin:\n  listen: 0.0.0.0:9090\n"
+    says r#"
+    drawbridge.yaml:2:3: admin.listen: the admin API has no credential, so it stays on loopback
+      hint: listen on 127.0.0.1; for orchestrators and metrics set `admin.probes: 0.0.0.0:9091`
+    "#;
+
     unknown_backend = "backends:\n  tickets: { url: http://a/mcp }\nendpoints:\n  support:\n    backends:\n      - tikets\n"
     says r#"
         drawbridge.yaml:6:9: endpoints.support.backends[0]: there is no backend `tikets`
