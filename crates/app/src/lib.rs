@@ -1,1 +1,4 @@
-//! placeholder
+//! The gateway as a program: configuration, command line, wiring and life cycle.
+
+pub mod cli;
+pub mod config;

@@ -1,1 +1,3 @@
+//! The `drawbridge` program.
+
 fn main() {}

@@ -1,0 +1,240 @@
+//! The configuration: one YAML (or JSON) file, an optional list of MCP servers as hosts keep it, and a few
+//! flags.
+//!
+//! Layers, each over the one before: defaults, file, `DRAWBRIDGE_*` environment, flags. The last two arrive
+//! together as [`Overrides`], since the command line reads both. Nothing here reads the environment of the
+//! process: it is passed in, so that two gateways in one process may differ.
+//!
+//! The way of a file: `parse` reads it into the types of `raw`, which are also the published JSON Schema,
+//! and stops at the first fault of form; `check` makes the plain types of `model` of it and reports every
+//! fault of meaning at once, at the line of its key. Start reading at [`load`].
+
+mod check;
+mod jsonc;
+mod mcp_json;
+mod model;
+mod parse;
+mod position;
+mod problem;
+mod raw;
+pub mod schema;
+mod secret;
+#[cfg(test)]
+mod tests;
+mod value;
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::fmt;
+use std::io::Read;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+pub use self::model::{
+    Admin, Auth, Backend, BackendKind, Config, Drain, Endpoint, HttpBackend, Limits, Log, Outbound, Proxy,
+    Public, StdioBackend, Streams,
+};
+pub use self::problem::{Notice, Problem, Problems};
+pub use self::raw::{AuthMode, Era, LogFormat, Scope, Transport};
+pub use self::secret::{SealKey, Secret};
+
+use self::check::Checker;
+use self::parse::{MAX_FILE_BYTES, Parsed};
+use self::position::Positions;
+use self::value::SecretSource;
+
+/// Everything a configuration is made of.
+#[derive(Clone, Default)]
+pub struct Inputs {
+    /// The configuration file; without one the defaults apply.
+    pub config: Option<PathBuf>,
+    /// A list of MCP servers as hosts keep it.
+    pub mcp_servers: Option<PathBuf>,
+    /// The environment for `${NAME}`, `{ env: NAME }` and the proxy variables.
+    pub env: HashMap<String, String>,
+    /// Values that win over the file.
+    pub overrides: Overrides,
+}
+
+impl fmt::Debug for Inputs {
+    /// Leaves the environment out, since it holds secrets.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Inputs")
+            .field("config", &self.config)
+            .field("mcp_servers", &self.mcp_servers)
+            .field("overrides", &self.overrides)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Values given as a flag or as a `DRAWBRIDGE_*` variable.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Overrides {
+    /// `--listen`
+    pub listen: Option<SocketAddr>,
+    /// `--admin-listen`
+    pub admin_listen: Option<SocketAddr>,
+    /// `--public-url`
+    pub public_url: Option<String>,
+    /// `--redis`
+    pub redis: Option<Secret>,
+    /// `--database`
+    pub database: Option<Secret>,
+    /// `--auth`
+    pub auth: Option<AuthMode>,
+    /// `--instance-id`
+    pub instance_id: Option<String>,
+}
+
+/// A checked configuration and what the operator should know about it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Loaded {
+    /// The configuration.
+    pub config: Config,
+    /// What was changed or ignored on the way.
+    pub notices: Vec<Notice>,
+}
+
+/// A file that was read: the name the operator gave it and its bytes.
+struct Source {
+    name: String,
+    bytes: Vec<u8>,
+}
+
+/// Reads and checks a configuration.
+///
+/// # Errors
+///
+/// Everything that is wrong with it, each with file, line, column and a hint: a file that can't be read, the
+/// first fault of form of each file, or else all faults of meaning.
+pub fn load(inputs: &Inputs) -> Result<Loaded, Problems> {
+    let config = inputs.config.as_deref().map(read).transpose()?;
+    let mcp_servers = inputs.mcp_servers.as_deref().map(read).transpose()?;
+    assemble(config, mcp_servers, &inputs.env, &inputs.overrides)
+}
+
+fn read(path: &Path) -> Result<Source, Problem> {
+    let name = path.display().to_string();
+    let mut bytes = Vec::new();
+    let file = std::fs::File::open(path);
+    match file.and_then(|file| file.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes)) {
+        Ok(_) => Ok(Source { name, bytes }),
+        Err(error) => Err(Problem {
+            file: name,
+            line: 0,
+            column: 0,
+            path: String::new(),
+            message: format!("can't read the file: {error}"),
+            hint: Some("check the path and who may read it".to_owned()),
+        }),
+    }
+}
+
+fn assemble(
+    config: Option<Source>,
+    mcp_servers: Option<Source>,
+    env: &HashMap<String, String>,
+    overrides: &Overrides,
+) -> Result<Loaded, Problems> {
+    let source = config.unwrap_or_else(|| Source {
+        name: "configuration".to_owned(),
+        bytes: Vec::new(),
+    });
+    let shared_env = Rc::new(env.clone());
+    let Parsed { mut file, positions } = parse::parse(&source.name, &source.bytes, &shared_env)?;
+    let flags = overrides.apply(&mut file);
+    let mut checker = Checker::new(&source.name, &positions, &flags, env);
+    let mut known: BTreeSet<String> = file
+        .backends
+        .iter()
+        .flatten()
+        .map(|(name, _)| name.clone())
+        .collect();
+    let (mut config, endpoints) = check::file(&mut checker, file);
+    let mut imported_problems = Vec::new();
+    let mut imported_notices = Vec::new();
+    if let Some(mcp) = mcp_servers {
+        let imported = mcp_json::import(&mcp.name, &mcp.bytes, env)?;
+        imported_notices = imported.notices;
+        imported_problems = imported.problems;
+        imported_problems.extend(equal_names(
+            &mcp.name,
+            &imported.paths,
+            &imported.positions,
+            &known,
+        ));
+        known.extend(imported.paths.into_keys());
+        config.backends.extend(imported.backends);
+    }
+    check::endpoints(&mut checker, &mut config, &known, endpoints);
+    let (mut problems, mut notices) = checker.finish();
+    problems.extend(imported_problems);
+    notices.extend(imported_notices);
+    if problems.is_empty() {
+        Ok(Loaded { config, notices })
+    } else {
+        Err(Problems(problems))
+    }
+}
+
+/// A problem for each imported server that the configuration file declares too.
+fn equal_names(
+    file: &str,
+    imported: &BTreeMap<String, String>,
+    positions: &Positions,
+    known: &BTreeSet<String>,
+) -> Vec<Problem> {
+    let twice = imported.iter().filter(|(name, _)| known.contains(*name));
+    let problem = |(name, path): (&String, &String)| {
+        let position = positions.of(path);
+        Problem {
+            file: file.to_owned(),
+            line: position.line,
+            column: position.column,
+            path: path.clone(),
+            message: format!("the configuration file has a backend `{name}` too"),
+            hint: Some("rename or remove one of them".to_owned()),
+        }
+    };
+    twice.map(problem).collect()
+}
+
+impl Overrides {
+    /// Puts the values over those of the file; returns the flag behind each key that was set.
+    fn apply(&self, file: &mut raw::File) -> BTreeMap<&'static str, &'static str> {
+        let mut flags = BTreeMap::new();
+        if let Some(listen) = self.listen {
+            file.public.get_or_insert_default().listen = Some(listen);
+            flags.insert("public.listen", "--listen (DRAWBRIDGE_LISTEN)");
+        }
+        if let Some(listen) = self.admin_listen {
+            file.admin.get_or_insert_default().listen = Some(listen);
+            flags.insert("admin.listen", "--admin-listen (DRAWBRIDGE_ADMIN_LISTEN)");
+        }
+        if let Some(url) = &self.public_url {
+            file.public.get_or_insert_default().url = Some(url.clone());
+            flags.insert("public.url", "--public-url (DRAWBRIDGE_PUBLIC_URL)");
+        }
+        if let Some(url) = &self.redis {
+            file.redis = Some(raw::Redis { _url: literal(url) });
+            flags.insert("redis", "--redis (DRAWBRIDGE_REDIS)");
+        }
+        if let Some(url) = &self.database {
+            file.database = Some(raw::Database { _url: literal(url) });
+            flags.insert("database", "--database (DRAWBRIDGE_DATABASE)");
+        }
+        if let Some(mode) = self.auth {
+            file.auth.get_or_insert_default().mode = Some(mode);
+            flags.insert("auth.mode", "--auth (DRAWBRIDGE_AUTH)");
+        }
+        if let Some(id) = &self.instance_id {
+            file.instance_id = Some(id.clone());
+            flags.insert("instance_id", "--instance-id (DRAWBRIDGE_INSTANCE_ID)");
+        }
+        flags
+    }
+}
+
+fn literal(secret: &Secret) -> SecretSource {
+    SecretSource::Literal(secret.expose().to_owned())
+}

@@ -1,0 +1,332 @@
+//! From the raw model to a checked configuration: rules that one key alone can't state.
+//!
+//! Checks never stop at the first fault: each reports to the [`Checker`] and goes on with a default.
+
+mod backend;
+mod endpoint;
+mod outbound;
+mod public;
+
+use std::collections::{BTreeMap, HashMap};
+use std::io::Read;
+use std::num::NonZeroUsize;
+use std::path::Path;
+use std::time::Duration;
+
+use base64::Engine;
+use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
+
+pub(super) use self::backend::backend;
+pub(super) use self::endpoint::{endpoints, name_fault};
+
+use super::model::{Admin, Auth, Config, Drain, Limits, Log, Streams};
+use super::position::{Position, Positions};
+use super::problem::{Notice, Problem};
+use super::raw::{self, AuthMode};
+use super::secret::{SealKey, Secret};
+use super::value::{ByteSize, SecretSource, Span};
+
+/// The largest secret file that is read.
+const MAX_SECRET_BYTES: u64 = 64 << 10;
+
+/// Base64 with or without `=` at the end.
+const BASE64: GeneralPurpose = GeneralPurpose::new(
+    &base64::alphabet::STANDARD,
+    GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
+);
+
+/// Collects the problems of one file, each with its place.
+pub(super) struct Checker<'a> {
+    pub(super) file: &'a str,
+    pub(super) positions: &'a Positions,
+    /// Keys that a flag or its environment variable has set, and the name of that flag.
+    pub(super) flags: &'a BTreeMap<&'static str, &'static str>,
+    pub(super) env: &'a HashMap<String, String>,
+    pub(super) problems: Vec<Problem>,
+    pub(super) notices: Vec<Notice>,
+}
+
+impl<'a> Checker<'a> {
+    /// A checker that has found nothing yet.
+    pub(super) fn new(
+        file: &'a str,
+        positions: &'a Positions,
+        flags: &'a BTreeMap<&'static str, &'static str>,
+        env: &'a HashMap<String, String>,
+    ) -> Self {
+        Self {
+            file,
+            positions,
+            flags,
+            env,
+            problems: Vec::new(),
+            notices: Vec::new(),
+        }
+    }
+
+    /// What was found, in the order of the file.
+    pub(super) fn finish(mut self) -> (Vec<Problem>, Vec<Notice>) {
+        self.problems
+            .sort_by_key(|problem| (problem.line, problem.column));
+        self.notices.sort_by_key(|notice| (notice.line, notice.column));
+        (self.problems, self.notices)
+    }
+
+    /// Reports a problem with the key at `path`.
+    pub(super) fn problem(&mut self, path: &str, message: impl Into<String>, hint: impl Into<String>) {
+        let (file, line, column) = match self.flags.get(path) {
+            Some(flag) => (*flag, 0, 0),
+            None => {
+                let Position { line, column } = self.positions.of(path);
+                (self.file, line, column)
+            }
+        };
+        self.problems.push(Problem {
+            file: file.to_owned(),
+            line,
+            column,
+            path: path.to_owned(),
+            message: message.into(),
+            hint: Some(hint.into()),
+        });
+    }
+
+    /// Tells something about the key at `path` that is no fault.
+    pub(super) fn notice(&mut self, path: &str, message: impl Into<String>) {
+        let Position { line, column } = self.positions.of(path);
+        let message = message.into();
+        self.notices.push(Notice {
+            file: self.file.to_owned(),
+            line,
+            column,
+            message,
+        });
+    }
+
+    /// Tells that a value still holds `${`: in quotes it is not replaced, which may not be what was meant.
+    pub(super) fn notice_literal_variable(&mut self, path: &str, value: &str) {
+        if value.contains("${") {
+            self.notice(
+                path,
+                format!("{path}: `${{...}}` in quotes is passed on as it is"),
+            );
+        }
+    }
+
+    /// The value of a secret, or a problem that names its key.
+    pub(super) fn secret(&mut self, path: &str, source: SecretSource) -> Option<Secret> {
+        match source {
+            SecretSource::Literal(value) => {
+                self.notice_literal_variable(path, &value);
+                Some(Secret::new(value))
+            }
+            SecretSource::Env(name) => {
+                let value = self.env.get(&name).map(Secret::new);
+                if value.is_none() {
+                    let message = format!("environment variable {name} is not set");
+                    self.problem(path, message, format!("set {name} where the gateway is started"));
+                }
+                value
+            }
+            SecretSource::File(file) => match read_secret(&file) {
+                Ok(value) => Some(Secret::new(value)),
+                Err(error) => {
+                    let message = format!("can't read the secret from {}: {error}", file.display());
+                    self.problem(path, message, "check the path and who may read it");
+                    None
+                }
+            },
+        }
+    }
+
+    /// A duration that must not be 0.
+    pub(super) fn positive(&mut self, path: &str, written: Option<Span>, default: Duration) -> Duration {
+        match written {
+            Some(Span(duration)) if duration.is_zero() => {
+                self.problem(
+                    path,
+                    "must be longer than 0",
+                    "name a duration such as `30s`, or remove the key",
+                );
+                default
+            }
+            Some(Span(duration)) => duration,
+            None => default,
+        }
+    }
+}
+
+/// The text of a secret file without the line end that editors and `echo` add.
+fn read_secret(path: &Path) -> std::io::Result<String> {
+    let mut text = String::new();
+    std::fs::File::open(path)?
+        .take(MAX_SECRET_BYTES + 1)
+        .read_to_string(&mut text)?;
+    if text.len() as u64 > MAX_SECRET_BYTES {
+        return Err(std::io::Error::other(format!(
+            "larger than {MAX_SECRET_BYTES} bytes"
+        )));
+    }
+    text.truncate(text.trim_end_matches(['\r', '\n']).len());
+    Ok(text)
+}
+
+/// Checks everything but the endpoints, which need the backends of all files.
+pub(super) fn file(checker: &mut Checker<'_>, file: raw::File) -> (Config, BTreeMap<String, raw::Endpoint>) {
+    let mut config = Config::default();
+    refuse_stores(checker, &file);
+    config.instance_id = instance_id(checker, file.instance_id);
+    config.public = public::public(checker, file.public.unwrap_or_default());
+    config.admin = admin(checker, &file.admin.unwrap_or_default());
+    config.data_dir = file.data_dir.unwrap_or(config.data_dir);
+    config.seal_keys = seal_keys(checker, file.seal.unwrap_or_default());
+    config.auth = auth(checker, &file.auth.unwrap_or_default(), &config);
+    config.log = log(checker, file.log.unwrap_or_default());
+    config.limits = limits(checker, &file.limits.unwrap_or_default());
+    config.streams = streams(checker, &file.streams.unwrap_or_default());
+    config.drain = drain(&file.drain.unwrap_or_default());
+    config.outbound = outbound::outbound(checker, file.outbound.unwrap_or_default());
+    for (name, raw) in file.backends.unwrap_or_default() {
+        let path = format!("backends.{name}");
+        if let Some(fault) = name_fault(&name) {
+            checker.problem(&path, fault.message, fault.hint);
+        }
+        if let Some(checked) = backend(checker, &path, raw) {
+            config.backends.insert(name, checked);
+        }
+    }
+    (config, file.endpoints.unwrap_or_default())
+}
+
+fn refuse_stores(checker: &mut Checker<'_>, file: &raw::File) {
+    let message = "this release keeps its state in memory";
+    for (key, present) in [
+        ("redis", file.redis.is_some()),
+        ("database", file.database.is_some()),
+    ] {
+        if present {
+            checker.problem(key, message, format!("leave out `{key}` and run one instance"));
+        }
+    }
+}
+
+fn admin(checker: &mut Checker<'_>, raw: &raw::Admin) -> Admin {
+    let default = Admin::default();
+    let admin = Admin {
+        listen: raw.listen.unwrap_or(default.listen),
+        probes: raw.probes,
+    };
+    if !admin.listen.ip().is_loopback() {
+        let hint = "listen on 127.0.0.1; for orchestrators and metrics set `admin.probes: 0.0.0.0:9091`";
+        checker.problem(
+            "admin.listen",
+            "the admin API has no credential, so it stays on loopback",
+            hint,
+        );
+    }
+    admin
+}
+
+fn instance_id(checker: &mut Checker<'_>, id: Option<String>) -> Option<String> {
+    let id = id?;
+    let allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-');
+    if id.is_empty() || id.len() > 64 || !id.bytes().all(allowed) {
+        let hint = "use 1 to 64 letters, digits, `.`, `_` or `-`";
+        checker.problem("instance_id", "not a usable name", hint);
+    }
+    Some(id)
+}
+
+fn seal_keys(checker: &mut Checker<'_>, seal: raw::Seal) -> Vec<SealKey> {
+    let mut keys: Vec<SealKey> = Vec::new();
+    let mut seen = std::collections::BTreeSet::new();
+    for (index, raw) in seal.keys.unwrap_or_default().into_iter().enumerate() {
+        let path = format!("seal.keys[{index}]");
+        if raw.id.is_empty() || !seen.insert(raw.id.clone()) {
+            let hint = "give each key a name of its own, such as `k2`";
+            checker.problem(&format!("{path}.id"), "the name is empty or used twice", hint);
+        }
+        let path = format!("{path}.key");
+        let Some(secret) = checker.secret(&path, raw.key) else {
+            continue;
+        };
+        match seal_key_bytes(&secret) {
+            Some(bytes) => keys.push(SealKey::new(raw.id, bytes)),
+            None => checker.problem(
+                &path,
+                "not 32 bytes in base64",
+                "make one with `openssl rand -base64 32`",
+            ),
+        }
+    }
+    keys
+}
+
+fn seal_key_bytes(secret: &Secret) -> Option<[u8; 32]> {
+    BASE64.decode(secret.expose().trim()).ok()?.try_into().ok()
+}
+
+fn auth(checker: &mut Checker<'_>, auth: &raw::Auth, config: &Config) -> Auth {
+    let mode = auth.mode.unwrap_or(AuthMode::None);
+    let listen = config.public.listen;
+    if mode != AuthMode::None {
+        let hint = "use `none` on 127.0.0.1, behind something that checks its callers";
+        checker.problem("auth.mode", "this release has only the mode `none`", hint);
+    } else if !listen.ip().is_loopback() && !auth.i_know_this_is_open.unwrap_or(false) {
+        let message =
+            format!("anyone who reaches {listen} could call every backend, since auth.mode is `none`");
+        let hint =
+            "listen on 127.0.0.1, or say in the file `auth: { mode: none, i_know_this_is_open: true }`";
+        checker.problem("public.listen", message, hint);
+    }
+    Auth { mode }
+}
+
+fn log(checker: &mut Checker<'_>, log: raw::Log) -> Log {
+    let default = Log::default();
+    let level = log.level.unwrap_or(default.level);
+    if tracing_subscriber::EnvFilter::builder().parse(&level).is_err() {
+        let hint = "use a level such as `info`, or `info,drawbridge_upstream=debug`";
+        checker.problem("log.level", "not a log filter", hint);
+    }
+    Log {
+        format: log.format.unwrap_or(default.format),
+        level,
+    }
+}
+
+fn limits(checker: &mut Checker<'_>, raw: &raw::Limits) -> Limits {
+    let default = Limits::default();
+    let size = |written: Option<ByteSize>, default| written.map_or(default, |ByteSize(bytes)| bytes);
+    let count = |written: Option<NonZeroUsize>, default| written.map_or(default, NonZeroUsize::get);
+    Limits {
+        max_body_bytes: size(raw.max_body_bytes, default.max_body_bytes),
+        max_header_bytes: size(raw.max_header_bytes, default.max_header_bytes),
+        max_result_bytes: size(raw.max_result_bytes, default.max_result_bytes),
+        max_event_bytes: size(raw.max_event_bytes, default.max_event_bytes),
+        max_line_bytes: size(raw.max_line_bytes, default.max_line_bytes),
+        max_sessions: count(raw.max_sessions, default.max_sessions),
+        max_streams: count(raw.max_streams, default.max_streams),
+        session_idle: checker.positive("limits.session_idle", raw.session_idle, default.session_idle),
+        event_log_bytes: size(raw.event_log_bytes, default.event_log_bytes),
+        event_log_ttl: checker.positive("limits.event_log_ttl", raw.event_log_ttl, default.event_log_ttl),
+        max_processes: count(raw.max_processes, default.max_processes),
+        max_in_flight: count(raw.max_in_flight, default.max_in_flight),
+    }
+}
+
+fn streams(checker: &mut Checker<'_>, raw: &raw::Streams) -> Streams {
+    let default = Streams::default();
+    Streams {
+        keep_alive: checker.positive("streams.keep_alive", raw.keep_alive, default.keep_alive),
+        retry: raw.retry.map_or(default.retry, |Span(duration)| duration),
+        sse_after: raw.sse_after.map_or(default.sse_after, |Span(duration)| duration),
+    }
+}
+
+fn drain(raw: &raw::Drain) -> Drain {
+    let default = Drain::default();
+    Drain {
+        deadline: raw.deadline.map_or(default.deadline, |Span(duration)| duration),
+    }
+}

@@ -1,0 +1,261 @@
+//! Checks of one backend.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use hyper::header::{HeaderName, HeaderValue};
+use url::Url;
+
+use crate::config::check::Checker;
+use crate::config::check::outbound::paths;
+use crate::config::model::{Backend, BackendKind, HttpBackend, StdioBackend};
+use crate::config::raw;
+use crate::config::secret::Secret;
+use crate::config::value::{SecretSource, Span};
+
+/// Headers that the gateway itself writes, so that a configured value would break a request.
+const OWN_HEADERS: [&str; 12] = [
+    "accept",
+    "connection",
+    "content-length",
+    "content-type",
+    "keep-alive",
+    "last-event-id",
+    "mcp-protocol-version",
+    "mcp-session-id",
+    "te",
+    "trailer",
+    "transfer-encoding",
+    "upgrade",
+];
+
+/// Checks the backend at `path`; `None` if it has no usable way to be reached.
+pub(in crate::config) fn backend(
+    checker: &mut Checker<'_>,
+    path: &str,
+    mut raw: raw::Backend,
+) -> Option<Backend> {
+    let kind = match (raw.url.take(), raw.command.take()) {
+        (Some(url), None) => {
+            refuse_foreign(checker, path, &stdio_keys(&raw), "url", "command");
+            BackendKind::Http(http(checker, path, &url, &mut raw)?)
+        }
+        (None, Some(command)) => {
+            refuse_foreign(checker, path, &http_keys(&raw), "command", "url");
+            BackendKind::Stdio(stdio(checker, path, command, &mut raw))
+        }
+        (Some(_), Some(_)) => {
+            let hint = "keep `url` for a server reached over HTTP, `command` for one to start";
+            checker.problem(path, "a backend has `url` or `command`, not both", hint);
+            return None;
+        }
+        (None, None) => {
+            let hint =
+                "add `url: https://...` for a server reached over HTTP, or `command: ...` for one to start";
+            checker.problem(path, "a backend needs `url` or `command`", hint);
+            return None;
+        }
+    };
+    Some(common(checker, path, &raw, kind))
+}
+
+fn common(checker: &mut Checker<'_>, path: &str, raw: &raw::Backend, kind: BackendKind) -> Backend {
+    let default = Backend::new(kind);
+    let mut deadline = |key: &str, written: Option<Span>, default: Duration| {
+        checker.positive(&format!("{path}.{key}"), written, default)
+    };
+    Backend {
+        era: raw.era.unwrap_or(default.era),
+        era_ttl: deadline("era_ttl", raw.era_ttl, default.era_ttl),
+        scope: raw.scope,
+        timeout: deadline("timeout", raw.timeout, default.timeout),
+        connect_timeout: deadline("connect_timeout", raw.connect_timeout, default.connect_timeout),
+        first_byte_timeout: deadline(
+            "first_byte_timeout",
+            raw.first_byte_timeout,
+            default.first_byte_timeout,
+        ),
+        idle_timeout: deadline("idle_timeout", raw.idle_timeout, default.idle_timeout),
+        list_timeout: deadline("list_timeout", raw.list_timeout, default.list_timeout),
+        kind: default.kind,
+    }
+}
+
+fn http(checker: &mut Checker<'_>, path: &str, url: &str, raw: &mut raw::Backend) -> Option<HttpBackend> {
+    let headers = headers(checker, path, raw.headers.take().unwrap_or_default());
+    let url = backend_url(checker, path, url)?;
+    let default = HttpBackend::new(url);
+    Some(HttpBackend {
+        transport: raw.transport.unwrap_or(default.transport),
+        headers,
+        ca_bundle: raw.ca_bundle.take().map(paths).unwrap_or_default(),
+        ..default
+    })
+}
+
+fn backend_url(checker: &mut Checker<'_>, path: &str, written: &str) -> Option<Url> {
+    let path = format!("{path}.url");
+    let url = Url::parse(written)
+        .ok()
+        .filter(|url| matches!(url.scheme(), "http" | "https"));
+    let Some(mut url) = url else {
+        checker.problem(
+            &path,
+            "not an http or https URL",
+            "write it in full, such as `https://tickets.internal/mcp`",
+        );
+        return None;
+    };
+    if !url.username().is_empty() || url.password().is_some() {
+        let hint = "move them to `headers`, as `Authorization: { env: NAME }`";
+        checker.problem(&path, "user and password can't be part of a URL", hint);
+        return None;
+    }
+    url.set_fragment(None);
+    Some(url)
+}
+
+fn headers(
+    checker: &mut Checker<'_>,
+    path: &str,
+    written: BTreeMap<String, SecretSource>,
+) -> BTreeMap<String, Secret> {
+    let mut headers = BTreeMap::new();
+    for (name, source) in written {
+        let path = format!("{path}.headers.{name}");
+        let Ok(checked) = name.parse::<HeaderName>() else {
+            checker.problem(&path, "not the name of a header", "use letters, digits and `-`");
+            continue;
+        };
+        if OWN_HEADERS.contains(&checked.as_str()) {
+            checker.problem(&path, "the gateway writes this header itself", "remove the key");
+        }
+        let Some(value) = checker.secret(&path, source) else {
+            continue;
+        };
+        if HeaderValue::from_str(value.expose()).is_err() {
+            checker.problem(
+                &path,
+                "the value can't be sent in a header",
+                "remove line breaks and control characters",
+            );
+        }
+        if headers.insert(checked.as_str().to_owned(), value).is_some() {
+            checker.problem(
+                &path,
+                "this header is given twice",
+                "case makes no difference: keep one of the two",
+            );
+        }
+    }
+    headers
+}
+
+fn stdio(checker: &mut Checker<'_>, path: &str, command: String, raw: &mut raw::Backend) -> StdioBackend {
+    let default = StdioBackend::new(command);
+    if default.command.is_empty() || default.command.contains('\0') {
+        checker.problem(
+            &format!("{path}.command"),
+            "not a program",
+            "name the program to start",
+        );
+    }
+    let mut deadline = |key: &str, written: Option<Span>, default: Duration| {
+        checker.positive(&format!("{path}.{key}"), written, default)
+    };
+    let idle_stop = deadline("idle_stop", raw.idle_stop, default.idle_stop);
+    let queue_timeout = deadline("queue_timeout", raw.queue_timeout, default.queue_timeout);
+    let start_timeout = deadline("start_timeout", raw.start_timeout, default.start_timeout);
+    let stop_grace = raw
+        .stop_grace
+        .map_or(default.stop_grace, |Span(duration)| duration);
+    StdioBackend {
+        args: args(checker, path, raw.args.take().unwrap_or_default()),
+        env: variables(checker, path, raw.env.take().unwrap_or_default()),
+        cwd: raw.cwd.take(),
+        max_processes: raw
+            .max_processes
+            .map_or(default.max_processes, std::num::NonZeroUsize::get),
+        idle_stop,
+        max_queue: raw.max_queue.unwrap_or(default.max_queue),
+        queue_timeout,
+        start_timeout,
+        stop_grace,
+        command: default.command,
+    }
+}
+
+fn args(checker: &mut Checker<'_>, path: &str, args: Vec<String>) -> Vec<String> {
+    for (index, arg) in args.iter().enumerate() {
+        let path = format!("{path}.args[{index}]");
+        checker.notice_literal_variable(&path, arg);
+        if arg.contains('\0') {
+            checker.problem(&path, "holds a zero byte", "remove it");
+        }
+    }
+    args
+}
+
+fn variables(
+    checker: &mut Checker<'_>,
+    path: &str,
+    written: BTreeMap<String, SecretSource>,
+) -> BTreeMap<String, Secret> {
+    let mut variables = BTreeMap::new();
+    for (name, source) in written {
+        let path = format!("{path}.env.{name}");
+        if name.is_empty() || name.contains(['=', '\0']) {
+            checker.problem(
+                &path,
+                "not the name of a variable",
+                "remove `=`, or name the variable",
+            );
+        }
+        let Some(value) = checker.secret(&path, source) else {
+            continue;
+        };
+        if value.expose().contains('\0') {
+            checker.problem(&path, "holds a zero byte", "remove it");
+        }
+        variables.insert(name, value);
+    }
+    variables
+}
+
+fn refuse_foreign(checker: &mut Checker<'_>, path: &str, keys: &[&str], has: &str, needs: &str) {
+    for key in keys {
+        let message = format!("this key goes with `{needs}`, but this backend has `{has}`");
+        checker.problem(&format!("{path}.{key}"), message, "remove the key");
+    }
+}
+
+/// The keys of HTTP backends that are written.
+fn http_keys(raw: &raw::Backend) -> Vec<&'static str> {
+    written(&[
+        ("transport", raw.transport.is_some()),
+        ("headers", raw.headers.is_some()),
+        ("ca_bundle", raw.ca_bundle.is_some()),
+    ])
+}
+
+/// The keys of stdio backends that are written.
+fn stdio_keys(raw: &raw::Backend) -> Vec<&'static str> {
+    written(&[
+        ("args", raw.args.is_some()),
+        ("env", raw.env.is_some()),
+        ("cwd", raw.cwd.is_some()),
+        ("max_processes", raw.max_processes.is_some()),
+        ("idle_stop", raw.idle_stop.is_some()),
+        ("max_queue", raw.max_queue.is_some()),
+        ("queue_timeout", raw.queue_timeout.is_some()),
+        ("start_timeout", raw.start_timeout.is_some()),
+        ("stop_grace", raw.stop_grace.is_some()),
+    ])
+}
+
+fn written(keys: &[(&'static str, bool)]) -> Vec<&'static str> {
+    keys.iter()
+        .filter(|(_, present)| *present)
+        .map(|(key, _)| *key)
+        .collect()
+}

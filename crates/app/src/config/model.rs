@@ -1,0 +1,401 @@
+//! The configuration after all checks: plain values with defaults filled in.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use url::Url;
+
+use super::raw::{AuthMode, Era, LogFormat, Scope, Transport};
+use super::secret::{SealKey, Secret};
+
+const KIB: usize = 1 << 10;
+const MIB: usize = 1 << 20;
+
+/// A checked configuration. `Config::default()` is what an empty file gives.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Config {
+    /// Name of this instance; `None` lets the process make one up.
+    pub instance_id: Option<String>,
+    /// The listener for MCP clients.
+    pub public: Public,
+    /// The listener for operators.
+    pub admin: Admin,
+    /// Directory for what the gateway itself keeps.
+    pub data_dir: PathBuf,
+    /// Seal keys: the first seals, all open. Empty: one is made and kept in `data_dir`.
+    pub seal_keys: Vec<SealKey>,
+    /// Who may call.
+    pub auth: Auth,
+    /// What is logged and how.
+    pub log: Log,
+    /// Upper bounds.
+    pub limits: Limits,
+    /// Event streams to clients.
+    pub streams: Streams,
+    /// Clean shutdown.
+    pub drain: Drain,
+    /// Connections to HTTP backends.
+    pub outbound: Outbound,
+    /// The MCP servers behind the gateway, by name.
+    pub backends: BTreeMap<String, Backend>,
+    /// Named endpoints, by name.
+    pub endpoints: BTreeMap<String, Endpoint>,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            instance_id: None,
+            public: Public::default(),
+            admin: Admin::default(),
+            data_dir: PathBuf::from("./data"),
+            seal_keys: Vec::new(),
+            auth: Auth::default(),
+            log: Log::default(),
+            limits: Limits::default(),
+            streams: Streams::default(),
+            drain: Drain::default(),
+            outbound: Outbound::default(),
+            backends: BTreeMap::new(),
+            endpoints: BTreeMap::new(),
+        }
+    }
+}
+
+/// The listener for MCP clients.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Public {
+    /// Address to listen on; port 0 takes a free one.
+    pub listen: SocketAddr,
+    /// The URL under which clients reach the gateway: scheme, host and port only.
+    pub url: Option<Url>,
+    /// Origins whose pages may call, in their serialized form (`https://app.example.com`).
+    pub allowed_origins: Vec<String>,
+    /// Hosts (with or without port, lower case) accepted besides the obvious ones.
+    pub allowed_hosts: Vec<String>,
+}
+
+impl Default for Public {
+    fn default() -> Self {
+        Self {
+            listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 8080)),
+            url: None,
+            allowed_origins: Vec::new(),
+            allowed_hosts: Vec::new(),
+        }
+    }
+}
+
+/// The listener for operators.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Admin {
+    /// Address to listen on.
+    pub listen: SocketAddr,
+    /// A further address for `/healthz`, `/readyz` and `/metrics` alone.
+    pub probes: Option<SocketAddr>,
+}
+
+impl Default for Admin {
+    fn default() -> Self {
+        Self {
+            listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 9090)),
+            probes: None,
+        }
+    }
+}
+
+/// Who may call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Auth {
+    /// How callers prove who they are; only `None` passes the checks of this release.
+    pub mode: AuthMode,
+}
+
+impl Default for Auth {
+    fn default() -> Self {
+        Self { mode: AuthMode::None }
+    }
+}
+
+/// What is logged and how.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Log {
+    /// Text or JSON.
+    pub format: LogFormat,
+    /// A filter in the syntax of `tracing_subscriber::EnvFilter`, known to parse.
+    pub level: String,
+}
+
+impl Default for Log {
+    fn default() -> Self {
+        Self {
+            format: LogFormat::Text,
+            level: "info".to_owned(),
+        }
+    }
+}
+
+/// Upper bounds; sizes in bytes, none of them 0.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Body of a client request.
+    pub max_body_bytes: usize,
+    /// Header section of a client request.
+    pub max_header_bytes: usize,
+    /// JSON answer of a backend.
+    pub max_result_bytes: usize,
+    /// One server-sent event of a backend.
+    pub max_event_bytes: usize,
+    /// One line of output of a stdio backend.
+    pub max_line_bytes: usize,
+    /// Client sessions at a time.
+    pub max_sessions: usize,
+    /// Open event streams to clients.
+    pub max_streams: usize,
+    /// A session without a request for this long is ended.
+    pub session_idle: Duration,
+    /// Memory for events that a lost client may still fetch, all sessions together.
+    pub event_log_bytes: usize,
+    /// How long such an event is kept.
+    pub event_log_ttl: Duration,
+    /// Child processes of all stdio backends together.
+    pub max_processes: usize,
+    /// Calls in flight at a time.
+    pub max_in_flight: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            max_body_bytes: 4 * MIB,
+            max_header_bytes: 64 * KIB,
+            max_result_bytes: 16 * MIB,
+            max_event_bytes: 16 * MIB,
+            max_line_bytes: 16 * MIB,
+            max_sessions: 100_000,
+            max_streams: 10_000,
+            session_idle: Duration::from_secs(30 * 60),
+            event_log_bytes: 64 * MIB,
+            event_log_ttl: Duration::from_secs(5 * 60),
+            max_processes: 256,
+            max_in_flight: 10_000,
+        }
+    }
+}
+
+/// Event streams to clients.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Streams {
+    /// Pause after which a silent stream gets a comment line; never 0.
+    pub keep_alive: Duration,
+    /// How long a client is told to wait before it reconnects.
+    pub retry: Duration,
+    /// A call that takes longer than this is answered as a stream.
+    pub sse_after: Duration,
+}
+
+impl Default for Streams {
+    fn default() -> Self {
+        Self {
+            keep_alive: Duration::from_secs(15),
+            retry: Duration::from_secs(1),
+            sse_after: Duration::from_secs(1),
+        }
+    }
+}
+
+/// Clean shutdown.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Drain {
+    /// How long calls in flight may go on after the signal to stop.
+    pub deadline: Duration,
+}
+
+impl Default for Drain {
+    fn default() -> Self {
+        Self {
+            deadline: Duration::from_secs(30),
+        }
+    }
+}
+
+/// Connections to HTTP backends.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Outbound {
+    /// PEM files with certificate authorities to trust besides those of the system.
+    pub ca_bundle: Vec<PathBuf>,
+    /// The proxy to use, already read from the file or the environment; `None` connects directly.
+    pub proxy: Option<Proxy>,
+    /// Private networks that URLs named by others may point into, each a valid CIDR.
+    pub allow_networks: Vec<String>,
+}
+
+/// A proxy for backends. URLs are secrets, since they may hold a password.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Proxy {
+    /// Proxy for `https://` backends.
+    pub https: Option<Secret>,
+    /// Proxy for `http://` backends.
+    pub http: Option<Secret>,
+    /// Hosts reached without a proxy, in the syntax of `NO_PROXY`; may be empty.
+    pub no_proxy: String,
+}
+
+/// One MCP server behind the gateway.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Backend {
+    /// How it is reached.
+    pub kind: BackendKind,
+    /// Protocol generation.
+    pub era: Era,
+    /// How long a probed generation is trusted.
+    pub era_ttl: Duration,
+    /// Who shares an upstream session; `None` follows the client's protocol generation.
+    pub scope: Option<Scope>,
+    /// Total deadline of a call.
+    pub timeout: Duration,
+    /// Deadline for a connection; of use to HTTP only.
+    pub connect_timeout: Duration,
+    /// Deadline for the first byte of an answer.
+    pub first_byte_timeout: Duration,
+    /// Longest silence within an answer.
+    pub idle_timeout: Duration,
+    /// How long an aggregated list waits for this backend.
+    pub list_timeout: Duration,
+}
+
+impl Backend {
+    /// A backend of a kind with the default deadlines.
+    pub fn new(kind: BackendKind) -> Self {
+        Self {
+            kind,
+            era: Era::Auto,
+            era_ttl: Duration::from_secs(10 * 60),
+            scope: None,
+            timeout: Duration::from_secs(60 * 60),
+            connect_timeout: Duration::from_secs(10),
+            first_byte_timeout: Duration::from_secs(15 * 60),
+            idle_timeout: Duration::from_secs(15 * 60),
+            list_timeout: Duration::from_secs(5),
+        }
+    }
+}
+
+/// How a backend is reached.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum BackendKind {
+    /// Over HTTP.
+    Http(HttpBackend),
+    /// As a child process.
+    Stdio(StdioBackend),
+}
+
+/// A backend reached over HTTP.
+#[derive(Clone, PartialEq, Eq)]
+pub struct HttpBackend {
+    /// The MCP endpoint: `http` or `https`, without user or password.
+    pub url: Url,
+    /// How it is spoken to.
+    pub transport: Transport,
+    /// Headers sent with every request; names in lower case, known to be valid.
+    pub headers: BTreeMap<String, Secret>,
+    /// PEM files to trust for this backend; empty: those of `Outbound`.
+    pub ca_bundle: Vec<PathBuf>,
+}
+
+impl HttpBackend {
+    /// A backend at a URL with default settings.
+    pub fn new(url: Url) -> Self {
+        Self {
+            url,
+            transport: Transport::Auto,
+            headers: BTreeMap::new(),
+            ca_bundle: Vec::new(),
+        }
+    }
+}
+
+impl fmt::Debug for HttpBackend {
+    /// Shows the URL without its query, which may hold a key.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut url = self.url.clone();
+        url.set_query(self.url.query().map(|_| "redacted"));
+        f.debug_struct("HttpBackend")
+            .field("url", &url.as_str())
+            .field("transport", &self.transport)
+            .field("headers", &self.headers)
+            .field("ca_bundle", &self.ca_bundle)
+            .finish()
+    }
+}
+
+/// A backend started as a child process.
+#[derive(Clone, PartialEq, Eq)]
+pub struct StdioBackend {
+    /// The program.
+    pub command: String,
+    /// Its arguments.
+    pub args: Vec<String>,
+    /// Environment variables it gets besides the basic ones.
+    pub env: BTreeMap<String, Secret>,
+    /// The directory it starts in; `None`: that of the gateway.
+    pub cwd: Option<PathBuf>,
+    /// Processes at a time; at least 1.
+    pub max_processes: usize,
+    /// A process without a call for this long is stopped.
+    pub idle_stop: Duration,
+    /// Calls that may wait for a process.
+    pub max_queue: usize,
+    /// How long a call may wait for a process.
+    pub queue_timeout: Duration,
+    /// How long a process may take to answer its first request.
+    pub start_timeout: Duration,
+    /// How long a process may take to end before it is killed.
+    pub stop_grace: Duration,
+}
+
+impl StdioBackend {
+    /// A backend that runs a program with default settings.
+    pub fn new(command: impl Into<String>) -> Self {
+        Self {
+            command: command.into(),
+            args: Vec::new(),
+            env: BTreeMap::new(),
+            cwd: None,
+            max_processes: 32,
+            idle_stop: Duration::from_secs(10 * 60),
+            max_queue: 64,
+            queue_timeout: Duration::from_secs(30),
+            start_timeout: Duration::from_secs(30),
+            stop_grace: Duration::from_secs(5),
+        }
+    }
+}
+
+impl fmt::Debug for StdioBackend {
+    /// Shows how many arguments there are, since one of them may be a key.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("StdioBackend")
+            .field("command", &self.command)
+            .field("args", &format_args!("[{} redacted]", self.args.len()))
+            .field("env", &self.env)
+            .field("cwd", &self.cwd)
+            .field("max_processes", &self.max_processes)
+            .field("idle_stop", &self.idle_stop)
+            .field("max_queue", &self.max_queue)
+            .field("queue_timeout", &self.queue_timeout)
+            .field("start_timeout", &self.start_timeout)
+            .field("stop_grace", &self.stop_grace)
+            .finish()
+    }
+}
+
+/// A path `/mcp/{name}` in front of chosen backends.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Endpoint {
+    /// Names of its backends, each known, none twice, at least one.
+    pub backends: Vec<String>,
+}

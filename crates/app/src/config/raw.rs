@@ -1,0 +1,396 @@
+//! The file as it is written: every key optional, nothing checked beyond its own form.
+//!
+//! The published JSON Schema is generated from these types, so a doc comment here is what an editor
+//! shows to the operator.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+
+use schemars::JsonSchema;
+use serde::Deserialize;
+use serde::de::IgnoredAny;
+
+use super::value::{ByteSize, SecretSource, Span};
+
+/// The configuration of a Drawbridge gateway.
+#[derive(Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[schemars(title = "Drawbridge configuration")]
+pub(super) struct File {
+    /// Name of this instance in logs and metrics; made up at each start where absent.
+    #[schemars(regex(pattern = r"^[A-Za-z0-9._-]{1,64}$"))]
+    pub(super) instance_id: Option<String>,
+    /// The listener for MCP clients.
+    pub(super) public: Option<Public>,
+    /// The listener for operators and orchestrators.
+    pub(super) admin: Option<Admin>,
+    /// Shared state in Redis; not available in this release.
+    pub(super) redis: Option<Redis>,
+    /// Durable records in SQL; not available in this release.
+    pub(super) database: Option<Database>,
+    /// Directory for what the gateway itself keeps, such as its seal key; default `./data`.
+    pub(super) data_dir: Option<PathBuf>,
+    /// The keys that seal session ids and other handles.
+    pub(super) seal: Option<Seal>,
+    /// Who may call.
+    pub(super) auth: Option<Auth>,
+    /// What is logged and how.
+    pub(super) log: Option<Log>,
+    /// Upper bounds that keep one caller or backend from taking everything.
+    pub(super) limits: Option<Limits>,
+    /// Event streams to clients.
+    pub(super) streams: Option<Streams>,
+    /// Clean shutdown.
+    pub(super) drain: Option<Drain>,
+    /// Connections to HTTP backends.
+    pub(super) outbound: Option<Outbound>,
+    /// The MCP servers behind the gateway, by name.
+    #[schemars(extend("propertyNames" = { "pattern": "^[a-z0-9-]{1,32}$", "not": { "enum": ["sse", "messages"] } }))]
+    pub(super) backends: Option<BTreeMap<String, Backend>>,
+    /// Paths `/mcp/{name}` in front of chosen backends, by name.
+    #[schemars(extend("propertyNames" = { "pattern": "^[a-z0-9-]{1,32}$", "not": { "enum": ["sse", "messages"] } }))]
+    pub(super) endpoints: Option<BTreeMap<String, Endpoint>>,
+}
+
+/// The listener for MCP clients.
+#[derive(Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Public {
+    /// Address and port; default `127.0.0.1:8080`. Port 0 takes a free one.
+    #[schemars(extend("pattern" = "^([0-9]{1,3}(\\.[0-9]{1,3}){3}|\\[[0-9a-fA-F:.]+\\]):[0-9]{1,5}$"))]
+    pub(super) listen: Option<SocketAddr>,
+    /// The URL under which clients reach this gateway, without a path.
+    pub(super) url: Option<String>,
+    /// Origins whose pages may call, such as `https://app.example.com`; none by default.
+    pub(super) allowed_origins: Option<Vec<String>>,
+    /// Values of the `Host` header that are accepted besides the listen address and the public URL.
+    pub(super) allowed_hosts: Option<Vec<String>>,
+}
+
+/// The listener for operators and orchestrators.
+#[derive(Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Admin {
+    /// Address and port; default `127.0.0.1:9090`.
+    #[schemars(extend("pattern" = "^([0-9]{1,3}(\\.[0-9]{1,3}){3}|\\[[0-9a-fA-F:.]+\\]):[0-9]{1,5}$"))]
+    pub(super) listen: Option<SocketAddr>,
+    /// A further address for `/healthz`, `/readyz` and `/metrics` alone.
+    #[schemars(extend("pattern" = "^([0-9]{1,3}(\\.[0-9]{1,3}){3}|\\[[0-9a-fA-F:.]+\\]):[0-9]{1,5}$"))]
+    pub(super) probes: Option<SocketAddr>,
+}
+
+/// Shared state in Redis.
+#[derive(Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Redis {
+    /// `redis://` or `rediss://` URL.
+    #[serde(rename = "url")]
+    pub(super) _url: SecretSource,
+}
+
+/// Durable records in SQL.
+#[derive(Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Database {
+    /// `postgres://` or `sqlite://` URL.
+    #[serde(rename = "url")]
+    pub(super) _url: SecretSource,
+}
+
+/// The keys that seal session ids and other handles.
+#[derive(Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Seal {
+    /// The first key seals, all keys open; made at the first start where absent.
+    pub(super) keys: Option<Vec<SealKey>>,
+}
+
+/// One seal key.
+#[derive(Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct SealKey {
+    /// Name of the key, unique in the list.
+    pub(super) id: String,
+    /// 32 bytes in base64.
+    pub(super) key: SecretSource,
+}
+
+/// Who may call.
+#[derive(Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Auth {
+    /// How callers prove who they are; default `none`.
+    pub(super) mode: Option<AuthMode>,
+    /// Accepts mode `none` on an address that others can reach; default false.
+    pub(super) i_know_this_is_open: Option<bool>,
+}
+
+/// How callers prove who they are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum AuthMode {
+    /// Anyone who reaches the listener may call.
+    None,
+    /// Bearer tokens made by this gateway.
+    Tokens,
+    /// The gateway's own authorization server.
+    Embedded,
+    /// Tokens of an external identity provider.
+    External,
+}
+
+/// What is logged and how.
+#[derive(Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Log {
+    /// One line per event as text or as JSON; default `text`.
+    pub(super) format: Option<LogFormat>,
+    /// Filter such as `info` or `info,drawbridge_upstream=debug`; default `info`.
+    pub(super) level: Option<String>,
+}
+
+/// The form of the log.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum LogFormat {
+    /// For people.
+    #[default]
+    Text,
+    /// For collectors: one JSON object per line.
+    Json,
+}
+
+/// Upper bounds that keep one caller or backend from taking everything.
+#[derive(Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Limits {
+    /// Body of a client request; default `4MiB`.
+    pub(super) max_body_bytes: Option<ByteSize>,
+    /// Header section of a client request; default `64KiB`.
+    pub(super) max_header_bytes: Option<ByteSize>,
+    /// JSON answer of a backend; default `16MiB`.
+    pub(super) max_result_bytes: Option<ByteSize>,
+    /// One server-sent event of a backend; default `16MiB`.
+    pub(super) max_event_bytes: Option<ByteSize>,
+    /// One line of output of a stdio backend; default `16MiB`.
+    pub(super) max_line_bytes: Option<ByteSize>,
+    /// Client sessions at a time; default 100000.
+    pub(super) max_sessions: Option<NonZeroUsize>,
+    /// Open event streams to clients; default 10000.
+    pub(super) max_streams: Option<NonZeroUsize>,
+    /// A session without a request for this long is ended; default `30m`.
+    pub(super) session_idle: Option<Span>,
+    /// Memory for events that a lost client may still fetch, all sessions together; default `64MiB`.
+    pub(super) event_log_bytes: Option<ByteSize>,
+    /// How long such an event is kept; default `5m`.
+    pub(super) event_log_ttl: Option<Span>,
+    /// Child processes of all stdio backends together; default 256.
+    pub(super) max_processes: Option<NonZeroUsize>,
+    /// Calls in flight at a time; default 10000.
+    pub(super) max_in_flight: Option<NonZeroUsize>,
+}
+
+/// Event streams to clients.
+#[derive(Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Streams {
+    /// Pause after which a silent stream gets a comment line; default `15s`.
+    pub(super) keep_alive: Option<Span>,
+    /// How long a client is told to wait before it reconnects; default `1s`.
+    pub(super) retry: Option<Span>,
+    /// A call that takes longer than this is answered as a stream; default `1s`.
+    pub(super) sse_after: Option<Span>,
+}
+
+/// Clean shutdown.
+#[derive(Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Drain {
+    /// How long calls in flight may go on after the signal to stop; default `30s`.
+    pub(super) deadline: Option<Span>,
+}
+
+/// Connections to HTTP backends.
+#[derive(Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Outbound {
+    /// PEM files with certificate authorities to trust besides those of the system.
+    pub(super) ca_bundle: Option<Paths>,
+    /// Proxy for backends; by default `HTTPS_PROXY`, `HTTP_PROXY` and `NO_PROXY` are honoured.
+    pub(super) proxy: Option<Proxy>,
+    /// Private networks that URLs named by others may point into, as CIDR.
+    pub(super) allow_networks: Option<Vec<String>>,
+}
+
+/// One path or several.
+#[derive(Deserialize, JsonSchema)]
+#[serde(untagged, expecting = "expected a path or a list of paths")]
+pub(super) enum Paths {
+    /// One path.
+    One(PathBuf),
+    /// Several paths.
+    Many(Vec<PathBuf>),
+}
+
+/// Proxy for backends.
+#[derive(Deserialize, JsonSchema)]
+#[serde(
+    untagged,
+    expecting = "expected `none`, `environment` or `{ url: URL, no_proxy: [HOST] }`"
+)]
+pub(super) enum Proxy {
+    /// A word in place of a URL.
+    Word(ProxyWord),
+    /// A proxy for all backends.
+    At(ProxyAt),
+}
+
+/// A word in place of a proxy.
+#[derive(Clone, Copy, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum ProxyWord {
+    /// No proxy, whatever the environment says.
+    None,
+    /// As `HTTPS_PROXY`, `HTTP_PROXY` and `NO_PROXY` say; the default.
+    Environment,
+}
+
+/// A proxy for all backends.
+#[derive(Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ProxyAt {
+    /// `http://` or `https://` URL of the proxy.
+    pub(super) url: SecretSource,
+    /// Hosts, domains and networks that are reached without the proxy.
+    pub(super) no_proxy: Option<Vec<String>>,
+}
+
+/// One MCP server: reached over HTTP (`url`) or started as a process (`command`).
+#[derive(Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[schemars(extend(
+    "oneOf" = [{ "required": ["url"] }, { "required": ["command"] }],
+    "dependentRequired" = {
+        "transport": ["url"], "headers": ["url"], "ca_bundle": ["url"],
+        "args": ["command"], "env": ["command"], "cwd": ["command"], "max_processes": ["command"],
+        "idle_stop": ["command"], "max_queue": ["command"], "queue_timeout": ["command"],
+        "start_timeout": ["command"], "stop_grace": ["command"],
+    },
+))]
+pub(super) struct Backend {
+    /// HTTP: the URL of the MCP endpoint.
+    pub(super) url: Option<String>,
+    /// HTTP: how the endpoint is spoken to; default `auto`, which tries.
+    pub(super) transport: Option<Transport>,
+    /// HTTP: headers sent with every request.
+    pub(super) headers: Option<BTreeMap<String, SecretSource>>,
+    /// HTTP: PEM files to trust for this backend, in place of `outbound.ca_bundle`.
+    pub(super) ca_bundle: Option<Paths>,
+    /// stdio: the program to start.
+    pub(super) command: Option<String>,
+    /// stdio: its arguments.
+    #[schemars(with = "Option<Vec<Argument>>")]
+    pub(super) args: Option<Vec<String>>,
+    /// stdio: environment variables it gets besides the basic ones.
+    pub(super) env: Option<BTreeMap<String, SecretSource>>,
+    /// stdio: the directory it starts in.
+    pub(super) cwd: Option<PathBuf>,
+    /// stdio: processes of this backend at a time; default 32.
+    pub(super) max_processes: Option<NonZeroUsize>,
+    /// stdio: a process without a call for this long is stopped; default `10m`.
+    pub(super) idle_stop: Option<Span>,
+    /// stdio: calls that may wait for a process; default 64.
+    pub(super) max_queue: Option<usize>,
+    /// stdio: how long a call may wait for a process; default `30s`.
+    pub(super) queue_timeout: Option<Span>,
+    /// stdio: how long a process may take to answer its first request; default `30s`.
+    pub(super) start_timeout: Option<Span>,
+    /// stdio: how long a process may take to end before it is killed; default `5s`.
+    pub(super) stop_grace: Option<Span>,
+    /// Protocol generation; default `auto`, which asks.
+    pub(super) era: Option<Era>,
+    /// How long the answer to that question is kept; default `10m`.
+    pub(super) era_ttl: Option<Span>,
+    /// Who shares an upstream session; by default it follows the client's protocol generation.
+    pub(super) scope: Option<Scope>,
+    /// Total deadline of a call; default `1h`.
+    pub(super) timeout: Option<Span>,
+    /// Deadline for a connection; default `10s`.
+    pub(super) connect_timeout: Option<Span>,
+    /// Deadline for the first byte of an answer; default `15m`.
+    pub(super) first_byte_timeout: Option<Span>,
+    /// Longest silence within an answer; default `15m`.
+    pub(super) idle_timeout: Option<Span>,
+    /// How long a list of several backends waits for this one; default `5s`.
+    pub(super) list_timeout: Option<Span>,
+}
+
+/// An argument as it may be written.
+#[derive(JsonSchema)]
+#[serde(untagged)]
+#[expect(
+    dead_code,
+    reason = "describes the written form to the schema; the loader reads the text"
+)]
+pub(super) enum Argument {
+    /// Text.
+    Text(String),
+    /// A number, passed on as it is written.
+    Number(f64),
+    /// A truth value, passed on as it is written.
+    Bool(bool),
+}
+
+/// How an HTTP backend is spoken to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Transport {
+    /// Streamable HTTP is tried first, then HTTP+SSE.
+    #[default]
+    Auto,
+    /// Streamable HTTP.
+    StreamableHttp,
+    /// HTTP+SSE of protocol revision 2024-11-05.
+    Sse,
+}
+
+/// Protocol generation of a backend.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Era {
+    /// Found out by asking the backend.
+    #[default]
+    Auto,
+    /// Handshake and sessions: revisions 2024-11-05 to 2025-11-25.
+    Legacy,
+    /// Metadata in each request: revision 2026-07-28.
+    Modern,
+}
+
+/// Who shares one upstream session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Scope {
+    /// One per client session.
+    ClientSession,
+    /// One per principal.
+    Principal,
+    /// One for all.
+    Shared,
+    /// No session is kept.
+    None,
+}
+
+/// A path `/mcp/{name}` in front of chosen backends.
+#[derive(Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Endpoint {
+    /// The backends behind it, in the order of their lists.
+    #[schemars(length(min = 1))]
+    pub(super) backends: Vec<String>,
+    /// Belongs to a later release; read only to say so.
+    #[schemars(skip)]
+    pub(super) tools: Option<IgnoredAny>,
+}

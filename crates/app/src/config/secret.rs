@@ -1,0 +1,53 @@
+//! Values that must not reach a log, a message or a `Debug` output.
+
+use std::fmt;
+
+/// A value that is used but never shown: its `Debug` says only that it is there.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret(String);
+
+impl Secret {
+    /// Wraps a value.
+    pub fn new(value: impl Into<String>) -> Self {
+        Self(value.into())
+    }
+
+    /// The value itself, for the one place that has to send it.
+    pub fn expose(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret(redacted)")
+    }
+}
+
+/// One key of the ring that seals session ids and other handles.
+#[derive(Clone, PartialEq, Eq)]
+pub struct SealKey {
+    /// The name that a sealed handle carries, so that the right key opens it.
+    pub id: String,
+    key: [u8; 32],
+}
+
+impl SealKey {
+    /// A key of 32 bytes under a name.
+    pub fn new(id: impl Into<String>, key: [u8; 32]) -> Self {
+        Self { id: id.into(), key }
+    }
+
+    /// The key itself.
+    pub fn key(&self) -> &[u8; 32] {
+        &self.key
+    }
+}
+
+impl fmt::Debug for SealKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SealKey")
+            .field("id", &self.id)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,163 @@
+//! Faults of meaning, which no schema can see.
+
+use super::broken_files;
+
+broken_files! {
+    SEMANTIC:
+
+    redis = "redis:\n  url: redis://localhost\n"
+    says r#"
+        drawbridge.yaml:1:1: redis: this release keeps its state in memory
+          hint: leave out `redis` and run one instance
+    "#;
+
+    database = "data_dir: /tmp\ndatabase: { url: \"postgres://a/b\" }\n"
+    says r#"
+        drawbridge.yaml:2:1: database: this release keeps its state in memory
+          hint: leave out `database` and run one instance
+    "#;
+
+    mode_of_a_later_release = "auth: { mode: embedded }\n"
+    says r#"
+        drawbridge.yaml:1:9: auth.mode: this release has only the mode `none`
+          hint: use `none` on 127.0.0.1, behind something that checks its callers
+    "#;
+
+    open_to_all = "public:\n  listen: 0.0.0.0:8080\n"
+    says r#"
+        drawbridge.yaml:2:3: public.listen: anyone who reaches 0.0.0.0:8080 could call every backend, since auth.mode is `none`
+          hint: listen on 127.0.0.1, or say in the file `auth: { mode: none, i_know_this_is_open: true }`
+    "#;
+
+    admin_open_to_all = "admin:\n  listen: 0.0.0.0:9090\n"
+    says r#"
+    drawbridge.yaml:2:3: admin.listen: the admin API has no credential, so it stays on loopback
+      hint: listen on 127.0.0.1; for orchestrators and metrics set `admin.probes: 0.0.0.0:9091`
+    "#;
+
+    unknown_backend = "backends:\n  tickets: { url: http://a/mcp }\nendpoints:\n  support:\n    backends:\n      - tikets\n"
+    says r#"
+        drawbridge.yaml:6:9: endpoints.support.backends[0]: there is no backend `tikets`
+          hint: did you mean `tickets`?
+    "#;
+
+    backend_named_twice = "backends:\n  a: { url: http://a/mcp }\nendpoints:\n  b: { backends: [a, a] }\n"
+    says r#"
+        drawbridge.yaml:4:22: endpoints.b.backends[1]: the backend `a` is named twice
+          hint: keep one of the two
+    "#;
+
+    backend_and_endpoint_of_one_name = "backends:\n  a: { url: http://a/mcp }\nendpoints:\n  a: { backends: [a] }\n"
+    says r#"
+        drawbridge.yaml:4:3: endpoints.a: a backend is called `a` too, and both would be `/mcp/a`
+          hint: rename one of them
+    "#;
+
+    not_a_url = "backends:\n  t:\n    url: tickets.internal/mcp\n"
+    says r#"
+        drawbridge.yaml:3:5: backends.t.url: not an http or https URL
+          hint: write it in full, such as `https://tickets.internal/mcp`
+    "#;
+
+    password_in_a_url = "backends:\n  t:\n    url: http://me:hunter2@a/mcp\n"
+    says r#"
+        drawbridge.yaml:3:5: backends.t.url: user and password can't be part of a URL
+          hint: move them to `headers`, as `Authorization: { env: NAME }`
+    "#;
+
+    public_url_with_a_path = "public: { url: \"https://a.example/mcp\" }\n"
+    says r#"
+        drawbridge.yaml:1:11: public.url: not the URL of a web server without a path
+          hint: write scheme, host and port only, such as `https://mcp.example.com`
+    "#;
+
+    wildcard_origin = "public:\n  allowed_origins: [\"https://a.example\", \"*\"]\n"
+    says r#"
+        drawbridge.yaml:2:42: public.allowed_origins[1]: not an origin
+          hint: write each one in full, such as `https://app.example.com`; there are no wildcards
+    "#;
+
+    host_with_a_scheme = "public:\n  allowed_hosts: [\"https://a.example\"]\n"
+    says r#"
+        drawbridge.yaml:2:19: public.allowed_hosts[0]: not a host
+          hint: write a host, with a port if need be: `mcp.example.com` or `[::1]:8080`
+    "#;
+
+    short_seal_key = "seal:\n  keys:\n    - id: a\n      key: aGVsbG8=\n"
+    says r#"
+        drawbridge.yaml:4:7: seal.keys[0].key: not 32 bytes in base64
+          hint: make one with `openssl rand -base64 32`
+    "#;
+
+    seal_key_twice = "seal:\n  keys:\n    - { id: a, key: AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA= }\n    - { id: a, key: AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA= }\n"
+    says r#"
+        drawbridge.yaml:4:9: seal.keys[1].id: the name is empty or used twice
+          hint: give each key a name of its own, such as `k2`
+    "#;
+
+    variable_of_a_secret_not_set = "backends:\n  t:\n    url: http://a/mcp\n    headers:\n      Authorization: { env: NOPE }\n"
+    says r#"
+        drawbridge.yaml:5:7: backends.t.headers.Authorization: environment variable NOPE is not set
+          hint: set NOPE where the gateway is started
+    "#;
+
+    file_of_a_secret_not_there = "backends:\n  t:\n    url: http://a/mcp\n    headers:\n      Authorization: { file: /no/such/file }\n"
+    says r#"
+        drawbridge.yaml:5:7: backends.t.headers.Authorization: can't read the secret from /no/such/file: No such file or directory (os error 2)
+          hint: check the path and who may read it
+    "#;
+
+    header_of_the_gateway = "backends:\n  t:\n    url: http://a/mcp\n    headers:\n      Content-Length: \"3\"\n"
+    says r#"
+        drawbridge.yaml:5:7: backends.t.headers.Content-Length: the gateway writes this header itself
+          hint: remove the key
+    "#;
+
+    header_that_can_t_be_sent = "backends:\n  t:\n    url: http://a/mcp\n    headers:\n      X-Key: \"a\\nb\"\n"
+    says r#"
+        drawbridge.yaml:5:7: backends.t.headers.X-Key: the value can't be sent in a header
+          hint: remove line breaks and control characters
+    "#;
+
+    not_a_network = "outbound:\n  allow_networks: [10.0.0.0/8, 10.0.0.0/33]\n"
+    says r#"
+        drawbridge.yaml:2:32: outbound.allow_networks[1]: not a network
+          hint: write an address and a prefix length, such as `10.0.0.0/8` or `fd00::/8`
+    "#;
+
+    not_a_proxy = "outbound:\n  proxy: { url: \"socks5://a:1\" }\n"
+    says r#"
+        drawbridge.yaml:2:12: outbound.proxy.url: not the URL of a proxy
+          hint: write it as `http://proxy.example.com:3128`
+    "#;
+
+    not_a_filter = "log: { level: \"a=b=c\" }\n"
+    says r#"
+        drawbridge.yaml:1:8: log.level: not a log filter
+          hint: use a level such as `info`, or `info,drawbridge_upstream=debug`
+    "#;
+
+    timeout_of_zero = "backends:\n  t:\n    url: http://a/mcp\n    timeout: 0s\n"
+    says r#"
+        drawbridge.yaml:4:5: backends.t.timeout: must be longer than 0
+          hint: name a duration such as `30s`, or remove the key
+    "#;
+
+    duration_beyond_a_year = "drain: { deadline: 9000d }\n"
+    says r#"
+        drawbridge.yaml:1:10: drain.deadline: not a usable value
+          hint: write a duration with a unit such as `500ms`, `30s`, `10m` or `1h`, at most `365d`
+    "#;
+
+    several_at_once = "redis: { url: \"redis://a\" }\nauth: { mode: tokens }\nbackends:\n  b: { url: x }\nendpoints:\n  e: { backends: [c] }\n"
+    says r#"
+        drawbridge.yaml:1:1: redis: this release keeps its state in memory
+          hint: leave out `redis` and run one instance
+        drawbridge.yaml:2:9: auth.mode: this release has only the mode `none`
+          hint: use `none` on 127.0.0.1, behind something that checks its callers
+        drawbridge.yaml:4:8: backends.b.url: not an http or https URL
+          hint: write it in full, such as `https://tickets.internal/mcp`
+        drawbridge.yaml:6:19: endpoints.e.backends[0]: there is no backend `c`
+          hint: use one of: b
+    "#;
+}

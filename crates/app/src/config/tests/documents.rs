@@ -1,0 +1,114 @@
+//! The reference and the example file say what the code does.
+
+use std::collections::BTreeSet;
+
+use serde_json::Value;
+
+use super::load_text;
+use crate::config::schema::generate;
+use crate::config::{Backend, BackendKind, Config, HttpBackend, StdioBackend};
+
+const REFERENCE: &str = include_str!("../../../../../docs/configuration.md");
+const EXAMPLE: &str = include_str!("../reference.yaml");
+
+/// The paths of all keys of a schema, with `NAME` for names that the operator chooses. The forms of a secret
+/// are the same everywhere and have no path of their own.
+fn paths(root: &Value, schema: &Value, path: &str, found: &mut BTreeSet<String>) {
+    let reference = schema.get("$ref").and_then(Value::as_str);
+    if let Some(reference) = reference.filter(|reference| !reference.ends_with("/Secret")) {
+        let target = root.pointer(reference.trim_start_matches('#')).unwrap();
+        paths(root, target, path, found);
+    }
+    for key in ["anyOf", "oneOf"] {
+        for branch in schema.get(key).and_then(Value::as_array).into_iter().flatten() {
+            paths(root, branch, path, found);
+        }
+    }
+    if let Some(items) = schema.get("items") {
+        paths(root, items, &format!("{path}[]"), found);
+    }
+    if let Some(values) = schema
+        .get("additionalProperties")
+        .filter(|values| values.is_object())
+    {
+        paths(root, values, &format!("{path}.NAME"), found);
+    }
+    for (key, value) in schema
+        .get("properties")
+        .and_then(Value::as_object)
+        .into_iter()
+        .flatten()
+    {
+        let path = if path.is_empty() {
+            key.clone()
+        } else {
+            format!("{path}.{key}")
+        };
+        paths(root, value, &path, found);
+        found.insert(path);
+    }
+}
+
+fn all_paths() -> BTreeSet<String> {
+    let schema = generate();
+    let mut found = BTreeSet::new();
+    paths(&schema, &schema, "", &mut found);
+    found
+}
+
+#[test]
+fn every_key_has_a_row_in_the_reference() {
+    let all = all_paths();
+    assert!(
+        all.contains("backends.NAME.env") && all.contains("seal.keys[].key"),
+        "{all:?}"
+    );
+    let is_section = |path: &str| all.iter().any(|other| other.starts_with(&format!("{path}.")));
+    let has_row = |path: &str| REFERENCE.contains(&format!("| `{path}` |"));
+    let missing: Vec<&String> = all
+        .iter()
+        .filter(|path| !is_section(path) && !has_row(path))
+        .collect();
+    assert!(
+        missing.is_empty(),
+        "docs/configuration.md has no row for {missing:?}"
+    );
+}
+
+#[test]
+fn the_example_is_the_defaults_and_its_backends() {
+    let mut expected = Config::default();
+    let url = "https://tickets.internal/mcp".parse().unwrap();
+    expected.backends.insert(
+        "tickets".to_owned(),
+        Backend::new(BackendKind::Http(HttpBackend::new(url))),
+    );
+    expected.backends.insert(
+        "files".to_owned(),
+        Backend::new(BackendKind::Stdio(StdioBackend::new("npx"))),
+    );
+    assert_eq!(load_text(EXAMPLE, &[]).unwrap().config, expected);
+}
+
+#[test]
+fn the_example_names_every_key() {
+    let of_this_release = |path: &&String| !path.starts_with("redis") && !path.starts_with("database");
+    for path in all_paths().iter().filter(of_this_release) {
+        let key = path.rsplit('.').next().unwrap_or(path);
+        assert!(
+            EXAMPLE.contains(&format!("{key}:")),
+            "reference.yaml does not show {path}"
+        );
+    }
+}
+
+#[test]
+fn an_empty_file_is_the_defaults() {
+    for text in ["", "# nothing\n", "{}", "public:\nlimits: {}\nbackends:\n"] {
+        assert_eq!(
+            load_text(text, &[]).unwrap().config,
+            Config::default(),
+            "{text:?}"
+        );
+    }
+}

@@ -1,0 +1,258 @@
+//! Good files, interpolation, layers, and what never shows a secret.
+
+use std::time::Duration;
+
+use super::{load_text, load_with};
+use crate::config::{
+    AuthMode, BackendKind, Config, Era, HttpBackend, LogFormat, Overrides, Proxy, Scope, Secret,
+    StdioBackend, Transport,
+};
+
+/// A file as a team would have it.
+const TEAM: &str = r#"
+public:   { listen: 0.0.0.0:8080, url: https://mcp.example.com, allowed_origins: ["https://App.example.com:443"] }
+admin:    { listen: 127.0.0.1:9090, probes: 0.0.0.0:9091 }
+data_dir: /var/lib/drawbridge
+seal:     { keys: [{ id: k1, key: { env: SEAL_K1 } }] }
+auth:     { mode: none, i_know_this_is_open: true }
+log:      { format: json, level: "info,drawbridge_upstream=debug" }
+limits:   { max_body_bytes: 1MiB, max_result_bytes: 1000000, session_idle: 1h 30m, max_sessions: 5 }
+outbound: { ca_bundle: /etc/ca.pem, proxy: none, allow_networks: [10.0.0.0/8, "fd00::/8"] }
+backends:
+  tickets: { url: https://tickets.internal/mcp, timeout: 60s, headers: { Authorization: { env: TICKETS } }, era: modern }
+  files:   { command: npx, args: [-y, "@modelcontextprotocol/server-filesystem", 8080, true], env: { LOG: warn }, scope: shared }
+  legacy:  { url: http://old.internal/sse, transport: sse }
+endpoints:
+  support: { backends: [tickets, files] }
+"#;
+
+const TEAM_ENV: &[(&str, &str)] = &[
+    ("SEAL_K1", "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA="),
+    ("TICKETS", "Bearer hunter2"),
+];
+
+/// Good files with the environment they need: name, text, variables.
+#[expect(clippy::type_complexity, reason = "a table")]
+pub(super) const GOOD: &[(&str, &str, &[(&str, &str)])] = &[
+    ("empty", "{}", &[]),
+    ("team", TEAM, TEAM_ENV),
+    ("example", include_str!("../reference.yaml"), &[]),
+    (
+        "json",
+        r#"{"backends": {"a": {"url": "http://a/mcp"}}, "endpoints": {"b": {"backends": ["a"]}}}"#,
+        &[],
+    ),
+    (
+        "sections without keys",
+        "public:\nlimits:\nbackends:\nendpoints:\nseal:\n  keys:\n",
+        &[],
+    ),
+    (
+        "interpolated",
+        "backends:\n  a:\n    url: http://${HOST}/mcp\n    timeout: ${T:-3s}\n",
+        &[("HOST", "a")],
+    ),
+    (
+        "anchors",
+        "backends:\n  a: &a { url: http://a/mcp }\n  b: *a\n  c:\n    <<: *a\n    timeout: 3s\n",
+        &[],
+    ),
+    ("ipv6", "public: { listen: \"[::1]:0\" }\n", &[]),
+    (
+        "proxy",
+        "outbound:\n  proxy: { url: \"http://me:pw@proxy:3128\", no_proxy: [a.internal] }\n",
+        &[],
+    ),
+];
+
+fn good(text: &str, variables: &[(&str, &str)]) -> Config {
+    load_text(text, variables)
+        .map_err(|problems| problems.to_string())
+        .unwrap()
+        .config
+}
+
+fn http(config: &Config, name: &str) -> HttpBackend {
+    match &config.backends[name].kind {
+        BackendKind::Http(http) => http.clone(),
+        BackendKind::Stdio(_) => panic!("{name} is stdio"),
+    }
+}
+
+fn stdio(config: &Config, name: &str) -> StdioBackend {
+    match &config.backends[name].kind {
+        BackendKind::Stdio(stdio) => stdio.clone(),
+        BackendKind::Http(_) => panic!("{name} is HTTP"),
+    }
+}
+
+#[test]
+fn the_file_of_a_team() {
+    let config = good(TEAM, TEAM_ENV);
+    assert_eq!(config.public.listen, "0.0.0.0:8080".parse().unwrap());
+    assert_eq!(config.public.allowed_origins, ["https://app.example.com"]);
+    assert_eq!(config.admin.probes, Some("0.0.0.0:9091".parse().unwrap()));
+    assert_eq!(
+        (config.seal_keys[0].id.as_str(), config.seal_keys[0].key()),
+        ("k1", &[0; 32])
+    );
+    assert_eq!(config.auth.mode, AuthMode::None);
+    assert_eq!(config.log.format, LogFormat::Json);
+    assert_eq!(config.limits.max_body_bytes, 1 << 20);
+    assert_eq!(config.limits.max_result_bytes, 1_000_000);
+    assert_eq!(config.limits.session_idle, Duration::from_secs(90 * 60));
+    assert_eq!(config.outbound.allow_networks, ["10.0.0.0/8", "fd00::/8"]);
+    assert_eq!(config.backends["tickets"].timeout, Duration::from_secs(60));
+    assert_eq!(config.backends["tickets"].era, Era::Modern);
+    assert_eq!(
+        http(&config, "tickets").headers["authorization"].expose(),
+        "Bearer hunter2"
+    );
+    assert_eq!(http(&config, "legacy").transport, Transport::Sse);
+    assert_eq!(config.backends["files"].scope, Some(Scope::Shared));
+    assert_eq!(
+        stdio(&config, "files").args,
+        ["-y", "@modelcontextprotocol/server-filesystem", "8080", "true"]
+    );
+    assert_eq!(config.endpoints["support"].backends, ["tickets", "files"]);
+}
+
+#[test]
+fn every_good_file_is_accepted() {
+    for (name, text, variables) in GOOD {
+        if let Err(problems) = load_text(text, variables) {
+            panic!("{name}: {problems}");
+        }
+    }
+}
+
+#[test]
+fn sizes_and_durations_in_all_forms() {
+    for (written, bytes) in [
+        ("7", 7),
+        ("\"7\"", 7),
+        ("7B", 7),
+        ("7 KiB", 7 << 10),
+        ("7kB", 7000),
+        ("7MB", 7_000_000),
+        ("2GiB", 2 << 30),
+    ] {
+        let config = good(&format!("limits: {{ max_body_bytes: {written} }}"), &[]);
+        assert_eq!(config.limits.max_body_bytes, bytes, "{written}");
+    }
+    for (written, millis) in [
+        ("250ms", 250),
+        ("2s", 2000),
+        ("1m 1s", 61_000),
+        ("1h", 3_600_000),
+        ("0s", 0),
+    ] {
+        let config = good(&format!("drain: {{ deadline: {written} }}"), &[]);
+        assert_eq!(config.drain.deadline, Duration::from_millis(millis), "{written}");
+    }
+}
+
+#[test]
+fn variables_are_replaced_in_plain_values_only() {
+    let text = "data_dir: ${DIR}/data\nbackends:\n  a:\n    command: ${CMD:-npx}\n    args: [\"${DIR}\", '--x=${DIR}', $DIR]\n";
+    let config = good(text, &[("DIR", "/srv")]);
+    assert_eq!(config.data_dir, std::path::PathBuf::from("/srv/data"));
+    assert_eq!(stdio(&config, "a").command, "npx");
+    assert_eq!(stdio(&config, "a").args, ["${DIR}", "--x=${DIR}", "$DIR"]);
+}
+
+#[test]
+fn a_variable_in_quotes_is_a_notice() {
+    let text =
+        "backends:\n  a:\n    url: http://a/mcp\n    headers:\n      Authorization: \"Bearer ${TOKEN}\"\n";
+    let notices = load_text(text, &[("TOKEN", "hunter2")]).unwrap().notices;
+    assert_eq!(
+        notices[0].to_string(),
+        "drawbridge.yaml:5:7: backends.a.headers.Authorization: `${...}` in quotes is passed on as it is"
+    );
+}
+
+#[test]
+fn a_secret_from_a_file_loses_its_line_end() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), "hunter2\r\n").unwrap();
+    let text = format!(
+        "backends: {{ a: {{ url: \"http://a/\", headers: {{ x-key: {{ file: \"{}\" }} }} }} }}",
+        file.path().display()
+    );
+    assert_eq!(http(&good(&text, &[]), "a").headers["x-key"].expose(), "hunter2");
+}
+
+#[test]
+fn the_proxy_of_the_environment_is_honoured_unless_switched_off() {
+    let variables = &[
+        ("HTTPS_PROXY", "http://proxy:3128"),
+        ("no_proxy", "a,b"),
+        ("HTTP_PROXY", ""),
+    ];
+    let expected = Proxy {
+        https: Some(Secret::new("http://proxy:3128")),
+        http: None,
+        no_proxy: "a,b".to_owned(),
+    };
+    assert_eq!(good("{}", variables).outbound.proxy, Some(expected.clone()));
+    assert_eq!(
+        good("outbound: { proxy: environment }", variables).outbound.proxy,
+        Some(expected)
+    );
+    assert_eq!(good("outbound: { proxy: none }", variables).outbound.proxy, None);
+    let own = good(
+        "outbound: { proxy: { url: \"http://own:1\", no_proxy: [x, y] } }",
+        variables,
+    );
+    let own = own.outbound.proxy.unwrap();
+    assert_eq!(
+        (own.https.unwrap().expose(), own.no_proxy.as_str()),
+        ("http://own:1", "x,y")
+    );
+}
+
+#[test]
+fn flags_win_over_the_file() {
+    let overrides = Overrides {
+        listen: Some("127.0.0.1:1".parse().unwrap()),
+        admin_listen: Some("127.0.0.1:2".parse().unwrap()),
+        public_url: Some("https://b.example".to_owned()),
+        auth: Some(AuthMode::None),
+        instance_id: Some("two".to_owned()),
+        ..Overrides::default()
+    };
+    let file =
+        "instance_id: one\npublic: { listen: 0.0.0.0:80, url: https://a.example }\nauth: { mode: tokens }\n";
+    let config = load_with(file, &overrides).unwrap().config;
+    assert_eq!(config.public.listen, "127.0.0.1:1".parse().unwrap());
+    assert_eq!(config.admin.listen, "127.0.0.1:2".parse().unwrap());
+    assert_eq!(config.public.url.unwrap().as_str(), "https://b.example/");
+    assert_eq!(config.instance_id.as_deref(), Some("two"));
+}
+
+#[test]
+fn no_secret_shows_in_debug() {
+    let text = r#"
+seal: { keys: [{ id: k, key: { env: KEY } }] }
+outbound: { proxy: { url: "http://me:hunter2@proxy" } }
+backends:
+  a: { url: "https://a/mcp?key=hunter2", headers: { x: hunter2, y: { env: TOKEN } } }
+  b: { command: x, args: [--token, "${TOKEN}", hunter2], env: { A: hunter2, B: { env: TOKEN } } }
+  c: { url: "https://a/mcp?key=${TOKEN}", headers: { x: "hunter2" } }
+"#;
+    let key = "aHVudGVyMmh1bnRlcjJodW50ZXIyaHVudGVyMjEyMzQ=";
+    let loaded = load_text(text, &[("TOKEN", "hunter2"), ("KEY", key)]).unwrap();
+    let shown = format!(
+        "{loaded:#?} {:?}",
+        Overrides {
+            redis: Some(Secret::new("hunter2")),
+            ..Default::default()
+        }
+    );
+    assert!(
+        !shown.contains("hunter2") && !shown.contains(key) && !shown.contains("104"),
+        "{shown}"
+    );
+    assert!(shown.contains("redacted"), "{shown}");
+}
