@@ -11,12 +11,7 @@ use crate::config::{AuthMode, Inputs, Overrides, Secret};
 
 /// A gateway for the Model Context Protocol: one URL in front of many MCP servers.
 #[derive(Debug, Parser)]
-#[command(
-    name = "drawbridge",
-    version,
-    propagate_version = true,
-    arg_required_else_help = true
-)]
+#[command(name = "drawbridge", version, propagate_version = true, arg_required_else_help = true)]
 pub struct Cli {
     /// What to do.
     #[command(subcommand)]
@@ -94,12 +89,7 @@ impl ServeArgs {
             auth: self.auth,
             instance_id: self.instance_id,
         };
-        Inputs {
-            config: self.config,
-            mcp_servers: self.mcp_servers,
-            env,
-            overrides,
-        }
+        Inputs { config: self.config, mcp_servers: self.mcp_servers, env, overrides }
     }
 }
 
@@ -107,12 +97,7 @@ impl ServeArgs {
 #[derive(Debug, Args)]
 pub struct CheckArgs {
     /// The configuration file.
-    #[arg(
-        long,
-        value_name = "FILE",
-        env = "DRAWBRIDGE_CONFIG",
-        required_unless_present = "mcp_servers"
-    )]
+    #[arg(long, value_name = "FILE", env = "DRAWBRIDGE_CONFIG", required_unless_present = "mcp_servers")]
     pub config: Option<PathBuf>,
     /// A list of MCP servers as hosts keep it.
     #[arg(long, value_name = "FILE", env = "DRAWBRIDGE_MCP_SERVERS")]
@@ -122,12 +107,7 @@ pub struct CheckArgs {
 impl CheckArgs {
     /// What to load: the files named here alone, in the environment `env`.
     pub fn inputs(self, env: HashMap<String, String>) -> Inputs {
-        Inputs {
-            config: self.config,
-            mcp_servers: self.mcp_servers,
-            env,
-            overrides: Overrides::default(),
-        }
+        Inputs { config: self.config, mcp_servers: self.mcp_servers, env, overrides: Overrides::default() }
     }
 }
 
@@ -177,9 +157,7 @@ mod tests {
         let line = "drawbridge serve --config c.yaml --mcp-servers mcp.json --listen 127.0.0.1:0 \
                     --admin-listen 127.0.0.1:1 --public-url https://a.example --redis redis://:hunter2@a \
                     --database postgres://a --auth tokens --instance-id one";
-        let Ok(Command::Serve(serve)) = parse(line) else {
-            panic!("refused")
-        };
+        let Ok(Command::Serve(serve)) = parse(line) else { panic!("refused") };
         assert!(!format!("{serve:?}").contains("hunter2"));
         let inputs = serve.inputs(HashMap::new());
         assert_eq!(inputs.config, Some("c.yaml".into()));
@@ -196,11 +174,7 @@ mod tests {
         for argument in serve.get_arguments() {
             let flag = argument.get_long().unwrap();
             let variable = format!("DRAWBRIDGE_{}", flag.replace('-', "_").to_uppercase());
-            assert_eq!(
-                argument.get_env().and_then(|env| env.to_str()),
-                Some(variable.as_str()),
-                "--{flag}"
-            );
+            assert_eq!(argument.get_env().and_then(|env| env.to_str()), Some(variable.as_str()), "--{flag}");
         }
     }
 

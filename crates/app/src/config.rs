@@ -35,7 +35,7 @@ pub use self::model::{
     Public, StdioBackend, Streams,
 };
 pub use self::problem::{Notice, Problem, Problems};
-pub use self::raw::{AuthMode, Era, LogFormat, Scope, Transport};
+pub use self::raw::{AuthMode, Era, LogFormat, Transport};
 pub use self::secret::{SealKey, Secret};
 
 use self::check::Checker;
@@ -136,20 +136,12 @@ fn assemble(
     env: &HashMap<String, String>,
     overrides: &Overrides,
 ) -> Result<Loaded, Problems> {
-    let source = config.unwrap_or_else(|| Source {
-        name: "configuration".to_owned(),
-        bytes: Vec::new(),
-    });
+    let source = config.unwrap_or_else(|| Source { name: "configuration".to_owned(), bytes: Vec::new() });
     let shared_env = Rc::new(env.clone());
     let Parsed { mut file, positions } = parse::parse(&source.name, &source.bytes, &shared_env)?;
     let flags = overrides.apply(&mut file);
     let mut checker = Checker::new(&source.name, &positions, &flags, env);
-    let mut known: BTreeSet<String> = file
-        .backends
-        .iter()
-        .flatten()
-        .map(|(name, _)| name.clone())
-        .collect();
+    let mut known: BTreeSet<String> = file.backends.iter().flatten().map(|(name, _)| name.clone()).collect();
     let (mut config, endpoints) = check::file(&mut checker, file);
     let mut imported_problems = Vec::new();
     let mut imported_notices = Vec::new();
@@ -157,12 +149,7 @@ fn assemble(
         let imported = mcp_json::import(&mcp.name, &mcp.bytes, env)?;
         imported_notices = imported.notices;
         imported_problems = imported.problems;
-        imported_problems.extend(equal_names(
-            &mcp.name,
-            &imported.paths,
-            &imported.positions,
-            &known,
-        ));
+        imported_problems.extend(equal_names(&mcp.name, &imported.paths, &imported.positions, &known));
         known.extend(imported.paths.into_keys());
         config.backends.extend(imported.backends);
     }
@@ -170,11 +157,7 @@ fn assemble(
     let (mut problems, mut notices) = checker.finish();
     problems.extend(imported_problems);
     notices.extend(imported_notices);
-    if problems.is_empty() {
-        Ok(Loaded { config, notices })
-    } else {
-        Err(Problems(problems))
-    }
+    if problems.is_empty() { Ok(Loaded { config, notices }) } else { Err(Problems(problems)) }
 }
 
 /// A problem for each imported server that the configuration file declares too.

@@ -1,3 +1,135 @@
 //! The `drawbridge` program.
 
-fn main() {}
+use std::collections::HashMap;
+use std::io::Write as _;
+use std::process::ExitCode;
+
+use clap::Parser as _;
+use drawbridge_app::cli::{CheckArgs, Cli, Command, DemoServerArgs, QuickstartArgs, ServeArgs};
+use drawbridge_app::config::{self, Config, Inputs};
+use drawbridge_app::gateway::Gateway;
+use drawbridge_app::{quickstart, telemetry};
+use drawbridge_upstream::process::{GuardCommand, guard};
+use tokio::signal::unix::{SignalKind, signal};
+
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+fn main() -> ExitCode {
+    // The guard of a stdio backend has to be small and quick: before anything else is set up.
+    let mut args = std::env::args_os().skip(1);
+    if args.next().is_some_and(|first| first == "guard") {
+        return guard::run(args);
+    }
+    let outcome = match Cli::parse().command {
+        Command::Quickstart(args) => run(quickstart(args)),
+        Command::Serve(args) => run(serve(args)),
+        Command::Check(args) => return check(args),
+        Command::DemoServer(args) => run(demo_server(args)),
+        Command::Guard(_) => Ok(()),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            say_error(&format!("{error:#}"));
+            ExitCode::from(if error.is::<config::Problems>() { 2 } else { 1 })
+        }
+    }
+}
+
+fn run(work: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let outcome = runtime.block_on(work);
+    // Reading standard input blocks a thread that nobody can wake.
+    runtime.shutdown_background();
+    outcome
+}
+
+/// Standard output may be closed; that is no reason to stop.
+fn say(line: &str) {
+    let _ = writeln!(std::io::stdout(), "{line}");
+}
+
+fn say_error(line: &str) {
+    let _ = writeln!(std::io::stderr(), "{line}");
+}
+
+fn environment() -> HashMap<String, String> {
+    std::env::vars_os()
+        .filter_map(|(key, value)| Some((key.into_string().ok()?, value.into_string().ok()?)))
+        .collect()
+}
+
+fn load(inputs: &Inputs) -> anyhow::Result<Config> {
+    let loaded = config::load(inputs)?;
+    telemetry::install(&loaded.config.log);
+    for notice in &loaded.notices {
+        tracing::warn!("{notice}");
+    }
+    Ok(loaded.config)
+}
+
+async fn serve(args: ServeArgs) -> anyhow::Result<()> {
+    let config = load(&args.inputs(environment()))?;
+    if config.backends.is_empty() {
+        tracing::warn!("no backend is configured; name some in the configuration or with --mcp-servers");
+    }
+    let gateway = Gateway::start(config, None, &GuardCommand::default())?;
+    announce(&gateway);
+    until_stopped(gateway).await
+}
+
+fn announce(gateway: &Gateway) {
+    say(&format!("listening public=http://{}", gateway.public));
+    say(&format!("listening admin=http://{}", gateway.admin));
+    if let Some(probes) = gateway.probes {
+        say(&format!("listening probes=http://{probes}"));
+    }
+}
+
+/// Runs until SIGTERM or SIGINT; a second one cuts the drain short.
+async fn until_stopped(gateway: Gateway) -> anyhow::Result<()> {
+    let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+    let hurry = async {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+    };
+    gateway.stop(hurry).await;
+    Ok(())
+}
+
+async fn quickstart(args: QuickstartArgs) -> anyhow::Result<()> {
+    let started = quickstart::start(&args).await?;
+    announce(&started.gateway);
+    say(&quickstart::settings(started.gateway.public));
+    let stopped = until_stopped(started.gateway).await;
+    started.demo.stop().await;
+    stopped
+}
+
+fn check(args: CheckArgs) -> ExitCode {
+    match config::load(&args.inputs(environment())) {
+        Ok(loaded) => {
+            for notice in &loaded.notices {
+                say_error(&notice.to_string());
+            }
+            let (backends, endpoints) = (loaded.config.backends.len(), loaded.config.endpoints.len());
+            say(&format!("ok: {backends} backends, {endpoints} named endpoints"));
+            ExitCode::SUCCESS
+        }
+        Err(problems) => {
+            say_error(&problems.to_string());
+            ExitCode::from(2)
+        }
+    }
+}
+
+async fn demo_server(args: DemoServerArgs) -> anyhow::Result<()> {
+    quickstart::demo_server(args.listen).await
+}

@@ -106,7 +106,7 @@ impl Aggregate {
         let Some((_, route)) = ROUTES.iter().find(|(name, _)| *name == method) else {
             return once(Event::Fail(Fault::method_not_found(&method)));
         };
-        call.client = Arc::new(call.client.without_tasks());
+        call.client = endpoint.towards_backends(&call.client);
         let errand = Errand { endpoint: endpoint.clone(), who: who.clone(), call };
         match route {
             Route::Merge(list) => {

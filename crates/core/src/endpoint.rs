@@ -61,13 +61,18 @@ impl Endpoint {
         self.aggregate.is_none().then(|| self.backends.first()).flatten()
     }
 
+    /// The client as backends see it here: on a merged endpoint nobody can tell whose task an id names.
+    pub fn towards_backends(&self, client: &Arc<Client>) -> Arc<Client> {
+        if self.aggregate.is_some() { Arc::new(client.without_tasks()) } else { client.clone() }
+    }
+
     /// What the endpoint is to `client`. With several backends, those that don't answer in time are left out;
     /// fails only if none does.
     pub async fn describe(&self, client: &Arc<Client>) -> Result<Arc<Description>, Fault> {
         if let Some(backend) = self.only() {
             return backend.describe(client).await;
         }
-        let client = &Arc::new(client.without_tasks());
+        let client = &self.towards_backends(client);
         let asked = self.backends.iter().map(|backend| async move {
             let waited = tokio::time::timeout(backend.list_timeout(), backend.describe(client)).await;
             let deadline = crate::fault::Deadline::FirstByte;

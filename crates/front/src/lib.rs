@@ -1,1 +1,191 @@
-//! placeholder
+//! The downstream faces: MCP over HTTP, as hosts speak it.
+//!
+//! [`Front`] is a service that takes any HTTP request of the public listener. It checks where the request is from
+//! ([`origin`]), finds the endpoint ([`route`]), tells the era of the request and gives it to a face: [`legacy`]
+//! (sessions, 2024-11-05 to 2025-11-25, both transports) or [`modern`] (stateless, 2026-07-28). A face turns the
+//! request into a call of the engine and the events of the call into the answer; neither knows what the backend
+//! speaks.
+//!
+//! Must not know: Redis, SQL, processes, configuration files.
+
+pub mod body;
+pub mod legacy;
+pub mod modern;
+pub mod options;
+pub mod origin;
+pub mod reply;
+pub mod route;
+pub mod stream;
+
+use std::collections::HashMap;
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use axum::body::Body;
+use drawbridge_core::event_log::EventLog;
+use drawbridge_core::revocation::Revocations;
+use drawbridge_core::seal::KeyRing;
+use drawbridge_core::{Endpoint, Fault, Tasks};
+use drawbridge_wire::{ProtocolVersion, RpcError, code, header};
+use http::{Method, Request, Response, StatusCode};
+
+use legacy::Legacy;
+use options::FrontOptions;
+use origin::Origins;
+use reply::{Refusal, with_cors};
+use route::Transport;
+
+/// The public face of the gateway. Cheap to clone.
+#[derive(Clone)]
+pub struct Front(Arc<Inner>);
+
+/// What the faces share.
+pub(crate) struct Inner {
+    pub(crate) options: FrontOptions,
+    pub(crate) endpoints: HashMap<Option<String>, Arc<Endpoint>>,
+    pub(crate) tasks: Tasks,
+    origins: Origins,
+    in_flight: AtomicUsize,
+    pub(crate) streams: Arc<AtomicUsize>,
+    pub(crate) legacy: Legacy,
+}
+
+/// The parts that a front is made of.
+pub struct Parts {
+    /// Limits and times.
+    pub options: FrontOptions,
+    /// All endpoints; the one without a name is at `/mcp`.
+    pub endpoints: Vec<Arc<Endpoint>>,
+    /// Seals session ids.
+    pub keys: Arc<KeyRing>,
+    /// Keeps the events of streams for resumption.
+    pub events: Arc<dyn EventLog>,
+    /// Ended sessions.
+    pub revocations: Arc<dyn Revocations>,
+    /// Background work.
+    pub tasks: Tasks,
+}
+
+impl Front {
+    /// A front of `parts`.
+    pub fn new(parts: Parts) -> Self {
+        let endpoints = parts
+            .endpoints
+            .into_iter()
+            .map(|endpoint| (endpoint.name().map(ToString::to_string), endpoint))
+            .collect();
+        let legacy =
+            Legacy::new(&parts.options, parts.keys, parts.events, parts.revocations, parts.tasks.clone());
+        Self(Arc::new(Inner {
+            origins: Origins::new(&parts.options),
+            options: parts.options,
+            endpoints,
+            tasks: parts.tasks,
+            in_flight: AtomicUsize::new(0),
+            streams: Arc::default(),
+            legacy,
+        }))
+    }
+
+    /// Ends what was not used for long. To be called now and then.
+    pub fn sweep(&self) {
+        self.0.legacy.sweep();
+    }
+
+    /// How many sessions this instance keeps something for, and how many streams are open.
+    pub fn load(&self) -> (usize, usize) {
+        (self.0.legacy.session_count(), self.0.streams.load(Ordering::Relaxed))
+    }
+
+    /// Ends all sessions' conversations with backends; the sessions themselves can be taken up elsewhere.
+    pub async fn close(&self) {
+        self.0.legacy.close().await;
+    }
+
+    /// Answers one request.
+    pub async fn handle(&self, request: Request<Body>) -> Result<Response<Body>, Infallible> {
+        let inner = &self.0;
+        let origin = match inner.origins.check(request.headers(), request.uri()) {
+            Ok(origin) => origin,
+            Err(refusal) => return Ok(refusal.into_response()),
+        };
+        if request.method() == Method::OPTIONS {
+            return Ok(reply::preflight(origin));
+        }
+        let response = match inner.admit() {
+            Err(fault) => Refusal::unavailable(&fault).into_response(),
+            Ok(_admitted) => inner.clone().serve(request).await.unwrap_or_else(Refusal::into_response),
+        };
+        Ok(with_cors(response, origin))
+    }
+}
+
+/// One request that is being answered.
+struct Admitted(Arc<Inner>);
+
+impl Drop for Admitted {
+    fn drop(&mut self) {
+        self.0.in_flight.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Inner {
+    fn admit(self: &Arc<Self>) -> Result<Admitted, Fault> {
+        let admitted = Admitted(self.clone());
+        let limit = self.options.max_in_flight;
+        if self.in_flight.fetch_add(1, Ordering::Relaxed) >= limit {
+            return Err(Fault::Busy { what: "requests", limit });
+        }
+        Ok(admitted)
+    }
+
+    async fn serve(self: Arc<Self>, request: Request<Body>) -> Result<Response<Body>, Refusal> {
+        let route = route::parse(request.uri().path()).ok_or_else(|| Refusal::not_found("no such path"))?;
+        let endpoint = self.endpoints.get(&route.endpoint).cloned();
+        let endpoint = endpoint.ok_or_else(|| Refusal::not_found("no such endpoint"))?;
+        match (route.transport, request.method()) {
+            (Transport::StreamableHttp, &Method::POST) => self.post(endpoint, request).await,
+            (Transport::StreamableHttp, &(Method::GET | Method::DELETE)) if is_modern(&request) => {
+                Err(Refusal::status(StatusCode::METHOD_NOT_ALLOWED, "this protocol version only has POST"))
+            }
+            (Transport::StreamableHttp, &Method::GET) => legacy::http::get(&self, &endpoint, &request).await,
+            (Transport::StreamableHttp, &Method::DELETE) => legacy::http::delete(&self, &endpoint, &request),
+            (Transport::Sse, &Method::GET) => legacy::sse::open(&self, &route, &endpoint, &request),
+            (Transport::Messages, &Method::POST) => legacy::sse::post(&self, request).await,
+            _ => Err(Refusal::status(StatusCode::METHOD_NOT_ALLOWED, "method not allowed here")),
+        }
+    }
+
+    async fn post(
+        self: &Arc<Self>,
+        endpoint: Arc<Endpoint>,
+        request: Request<Body>,
+    ) -> Result<Response<Body>, Refusal> {
+        reply::check_media(request.headers())?;
+        let (head, body) = request.into_parts();
+        let text = body::read(body, self.options.max_body_bytes).await?;
+        let incoming =
+            drawbridge_wire::message::Incoming::parse(text, MAX_BATCH).map_err(|e| Refusal::invalid(&e))?;
+        if modern::claims(&head, &incoming) {
+            return modern::post(self, &endpoint, &head, incoming).await;
+        }
+        legacy::http::post(self, &endpoint, &head, incoming).await
+    }
+}
+
+/// The most messages in a batch.
+const MAX_BATCH: usize = 100;
+
+fn is_modern(request: &Request<Body>) -> bool {
+    let version = request.headers().get(header::PROTOCOL_VERSION).and_then(|v| v.to_str().ok());
+    version.and_then(ProtocolVersion::parse).is_some_and(|v| !v.has_initialize())
+}
+
+/// The error for a version that the gateway does not speak.
+pub(crate) fn unsupported_version(requested: &str) -> RpcError {
+    let supported: Vec<String> = ProtocolVersion::ALL.iter().rev().map(|v| format!("\"{v}\"")).collect();
+    let requested_json = drawbridge_wire::json::encode_string(requested);
+    RpcError::new(code::UNSUPPORTED_PROTOCOL_VERSION, format!("unsupported protocol version: {requested}"))
+        .with_data(format!(r#"{{"supported":[{}],"requested":{requested_json}}}"#, supported.join(",")))
+}

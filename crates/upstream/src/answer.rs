@@ -164,7 +164,7 @@ impl EventStream {
     fn new(body: Incoming, options: &Options) -> Self {
         Self {
             body,
-            decoder: Decoder::new(options.max_result_bytes + ENVELOPE_BYTES),
+            decoder: Decoder::new(options.max_event_bytes + ENVELOPE_BYTES),
             idle: options.idle_timeout,
             last_id: None,
             retry: None,

@@ -21,5 +21,5 @@ pub mod stdio;
 
 pub use http::HttpBackend;
 pub use options::{EraChoice, Options, TransportChoice};
-pub use outbound::{Outbound, ProxyRule};
+pub use outbound::{Outbound, OutboundOptions, Proxy};
 pub use stdio::StdioBackend;

@@ -50,8 +50,10 @@ pub struct Options {
     pub timeout: Duration,
     /// How long merged lists wait for it.
     pub list_timeout: Duration,
-    /// The largest answer, and the largest event, in bytes.
+    /// The largest answer, in bytes.
     pub max_result_bytes: usize,
+    /// The largest event of a stream, in bytes.
+    pub max_event_bytes: usize,
 }
 
 impl Options {
@@ -68,6 +70,7 @@ impl Options {
             timeout: Duration::from_secs(3600),
             list_timeout: Duration::from_secs(5),
             max_result_bytes: 16 << 20,
+            max_event_bytes: 16 << 20,
         }
     }
 

@@ -23,16 +23,19 @@ use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject as _;
 use tokio::net::TcpStream;
 
-/// Whether a proxy is used for `https` backends.
-#[derive(Debug, Clone, Default)]
-pub enum ProxyRule {
-    /// As `HTTPS_PROXY`, `ALL_PROXY` and `NO_PROXY` say.
-    #[default]
-    Environment,
-    /// Never.
-    None,
-    /// Always this one, but for what `NO_PROXY` names.
-    Url(String),
+/// The proxy for `https` backends.
+#[derive(Clone)]
+pub struct Proxy {
+    /// Its URL, perhaps with a user and password.
+    pub url: String,
+    /// Hosts that are reached without it, in the syntax of `NO_PROXY`.
+    pub no_proxy: String,
+}
+
+impl std::fmt::Debug for Proxy {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Proxy").field("no_proxy", &self.no_proxy).finish_non_exhaustive()
+    }
 }
 
 /// How to reach the outside.
@@ -40,8 +43,8 @@ pub enum ProxyRule {
 pub struct OutboundOptions {
     /// PEM files with certificates of private authorities, believed beside those of the system.
     pub ca_bundles: Vec<PathBuf>,
-    /// The proxy for `https` backends.
-    pub proxy: ProxyRule,
+    /// The proxy for `https` backends, if there is one.
+    pub proxy: Option<Proxy>,
     /// Until a connection stands.
     pub connect_timeout: Duration,
     /// How many runtimes there are; each has a pool of its own.
@@ -132,7 +135,7 @@ impl Outbound {
             let pools = (0..workers).map(|_| builder().build(tcp.clone())).collect();
             return Ok(Self(Pools::Plain(pools)));
         }
-        let route = match proxy_for(target, &options.proxy)? {
+        let route = match proxy_for(target, options.proxy.as_ref())? {
             Some((proxy, auth)) => {
                 let tunnel = Tunnel::new(proxy, tcp);
                 Route::Proxied(match auth {
@@ -169,17 +172,11 @@ fn builder() -> hyper_util::client::legacy::Builder {
 /// The proxy for `target` and the value of its `Proxy-Authorization`, if one is to be used.
 fn proxy_for(
     target: &Uri,
-    rule: &ProxyRule,
+    proxy: Option<&Proxy>,
 ) -> Result<Option<(Uri, Option<http::HeaderValue>)>, OutboundError> {
-    let matcher = match rule {
-        ProxyRule::None => return Ok(None),
-        ProxyRule::Environment => Matcher::from_env(),
-        ProxyRule::Url(url) => {
-            url.parse::<Uri>().map_err(|e| OutboundError::Proxy(e.to_string()))?;
-            let no = std::env::var("NO_PROXY").or_else(|_| std::env::var("no_proxy")).unwrap_or_default();
-            Matcher::builder().https(url.clone()).no(no).build()
-        }
-    };
+    let Some(proxy) = proxy else { return Ok(None) };
+    proxy.url.parse::<Uri>().map_err(|e| OutboundError::Proxy(e.to_string()))?;
+    let matcher = Matcher::builder().https(proxy.url.clone()).no(proxy.no_proxy.clone()).build();
     Ok(matcher.intercept(target).map(|hit| (hit.uri().clone(), hit.basic_auth().cloned())))
 }
 

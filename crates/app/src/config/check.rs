@@ -54,20 +54,12 @@ impl<'a> Checker<'a> {
         flags: &'a BTreeMap<&'static str, &'static str>,
         env: &'a HashMap<String, String>,
     ) -> Self {
-        Self {
-            file,
-            positions,
-            flags,
-            env,
-            problems: Vec::new(),
-            notices: Vec::new(),
-        }
+        Self { file, positions, flags, env, problems: Vec::new(), notices: Vec::new() }
     }
 
     /// What was found, in the order of the file.
     pub(super) fn finish(mut self) -> (Vec<Problem>, Vec<Notice>) {
-        self.problems
-            .sort_by_key(|problem| (problem.line, problem.column));
+        self.problems.sort_by_key(|problem| (problem.line, problem.column));
         self.notices.sort_by_key(|notice| (notice.line, notice.column));
         (self.problems, self.notices)
     }
@@ -95,21 +87,13 @@ impl<'a> Checker<'a> {
     pub(super) fn notice(&mut self, path: &str, message: impl Into<String>) {
         let Position { line, column } = self.positions.of(path);
         let message = message.into();
-        self.notices.push(Notice {
-            file: self.file.to_owned(),
-            line,
-            column,
-            message,
-        });
+        self.notices.push(Notice { file: self.file.to_owned(), line, column, message });
     }
 
     /// Tells that a value still holds `${`: in quotes it is not replaced, which may not be what was meant.
     pub(super) fn notice_literal_variable(&mut self, path: &str, value: &str) {
         if value.contains("${") {
-            self.notice(
-                path,
-                format!("{path}: `${{...}}` in quotes is passed on as it is"),
-            );
+            self.notice(path, format!("{path}: `${{...}}` in quotes is passed on as it is"));
         }
     }
 
@@ -159,13 +143,9 @@ impl<'a> Checker<'a> {
 /// The text of a secret file without the line end that editors and `echo` add.
 fn read_secret(path: &Path) -> std::io::Result<String> {
     let mut text = String::new();
-    std::fs::File::open(path)?
-        .take(MAX_SECRET_BYTES + 1)
-        .read_to_string(&mut text)?;
+    std::fs::File::open(path)?.take(MAX_SECRET_BYTES + 1).read_to_string(&mut text)?;
     if text.len() as u64 > MAX_SECRET_BYTES {
-        return Err(std::io::Error::other(format!(
-            "larger than {MAX_SECRET_BYTES} bytes"
-        )));
+        return Err(std::io::Error::other(format!("larger than {MAX_SECRET_BYTES} bytes")));
     }
     text.truncate(text.trim_end_matches(['\r', '\n']).len());
     Ok(text)
@@ -200,10 +180,7 @@ pub(super) fn file(checker: &mut Checker<'_>, file: raw::File) -> (Config, BTree
 
 fn refuse_stores(checker: &mut Checker<'_>, file: &raw::File) {
     let message = "this release keeps its state in memory";
-    for (key, present) in [
-        ("redis", file.redis.is_some()),
-        ("database", file.database.is_some()),
-    ] {
+    for (key, present) in [("redis", file.redis.is_some()), ("database", file.database.is_some())] {
         if present {
             checker.problem(key, message, format!("leave out `{key}` and run one instance"));
         }
@@ -212,17 +189,10 @@ fn refuse_stores(checker: &mut Checker<'_>, file: &raw::File) {
 
 fn admin(checker: &mut Checker<'_>, raw: &raw::Admin) -> Admin {
     let default = Admin::default();
-    let admin = Admin {
-        listen: raw.listen.unwrap_or(default.listen),
-        probes: raw.probes,
-    };
+    let admin = Admin { listen: raw.listen.unwrap_or(default.listen), probes: raw.probes };
     if !admin.listen.ip().is_loopback() {
         let hint = "listen on 127.0.0.1; for orchestrators and metrics set `admin.probes: 0.0.0.0:9091`";
-        checker.problem(
-            "admin.listen",
-            "the admin API has no credential, so it stays on loopback",
-            hint,
-        );
+        checker.problem("admin.listen", "the admin API has no credential, so it stays on loopback", hint);
     }
     admin
 }
@@ -252,11 +222,9 @@ fn seal_keys(checker: &mut Checker<'_>, seal: raw::Seal) -> Vec<SealKey> {
         };
         match seal_key_bytes(&secret) {
             Some(bytes) => keys.push(SealKey::new(raw.id, bytes)),
-            None => checker.problem(
-                &path,
-                "not 32 bytes in base64",
-                "make one with `openssl rand -base64 32`",
-            ),
+            None => {
+                checker.problem(&path, "not 32 bytes in base64", "make one with `openssl rand -base64 32`")
+            }
         }
     }
     keys
@@ -289,10 +257,7 @@ fn log(checker: &mut Checker<'_>, log: raw::Log) -> Log {
         let hint = "use a level such as `info`, or `info,drawbridge_upstream=debug`";
         checker.problem("log.level", "not a log filter", hint);
     }
-    Log {
-        format: log.format.unwrap_or(default.format),
-        level,
-    }
+    Log { format: log.format.unwrap_or(default.format), level }
 }
 
 fn limits(checker: &mut Checker<'_>, raw: &raw::Limits) -> Limits {
@@ -326,7 +291,5 @@ fn streams(checker: &mut Checker<'_>, raw: &raw::Streams) -> Streams {
 
 fn drain(raw: &raw::Drain) -> Drain {
     let default = Drain::default();
-    Drain {
-        deadline: raw.deadline.map_or(default.deadline, |Span(duration)| duration),
-    }
+    Drain { deadline: raw.deadline.map_or(default.deadline, |Span(duration)| duration) }
 }

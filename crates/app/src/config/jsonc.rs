@@ -75,13 +75,7 @@ mod tests {
 
     #[test]
     fn text_within_strings_stays() {
-        for text in [
-            r#"{"u": "https://x/,}"}"#,
-            r#"["\"//", "/*"]"#,
-            r#"["\\"]"#,
-            "\"open",
-            "[,",
-        ] {
+        for text in [r#"{"u": "https://x/,}"}"#, r#"["\"//", "/*"]"#, r#"["\\"]"#, "\"open", "[,"] {
             assert_eq!(to_json(text), text);
         }
     }

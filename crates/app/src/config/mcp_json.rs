@@ -46,10 +46,7 @@ pub(super) fn import(file: &str, bytes: &[u8], env: &HashMap<String, String>) ->
     let mut paths = BTreeMap::new();
     for ((path, _, value), name) in entries.into_iter().zip(names) {
         paths.insert(name.clone(), path.clone());
-        let entry = Entry {
-            path: &path,
-            checker: &mut checker,
-        };
+        let entry = Entry { path: &path, checker: &mut checker };
         if let Some(raw) = entry.read(value)
             && let Some(backend) = check::backend(&mut checker, &path, raw)
         {
@@ -57,13 +54,7 @@ pub(super) fn import(file: &str, bytes: &[u8], env: &HashMap<String, String>) ->
         }
     }
     let (problems, notices) = checker.finish();
-    Ok(Imported {
-        backends,
-        paths,
-        positions,
-        problems,
-        notices,
-    })
+    Ok(Imported { backends, paths, positions, problems, notices })
 }
 
 fn syntax(file: &str, error: &serde_json::Error) -> Problem {
@@ -115,11 +106,7 @@ impl Checker<'_> {
         value: Value,
     ) -> Option<(String, String, Map<String, Value>)> {
         let Value::Object(entry) = value else {
-            self.problem(
-                &path,
-                "expected a mapping",
-                "write `{ \"command\": ... }` or `{ \"url\": ... }`",
-            );
+            self.problem(&path, "expected a mapping", "write `{ \"command\": ... }` or `{ \"url\": ... }`");
             return None;
         };
         if entry.get("disabled") == Some(&Value::Bool(true)) {
@@ -174,14 +161,8 @@ fn fitting(name: &str) -> String {
 fn free_name(name: &str, taken: &BTreeSet<String>) -> String {
     let numbered = (2_usize..).map(|number| {
         let suffix = format!("-{number}");
-        let stem = name
-            .get(..32 - suffix.len())
-            .unwrap_or(name)
-            .trim_end_matches('-');
+        let stem = name.get(..32 - suffix.len()).unwrap_or(name).trim_end_matches('-');
         format!("{stem}{suffix}")
     });
-    std::iter::once(name.to_owned())
-        .chain(numbered)
-        .find(|name| !taken.contains(name))
-        .unwrap_or_default()
+    std::iter::once(name.to_owned()).chain(numbered).find(|name| !taken.contains(name)).unwrap_or_default()
 }

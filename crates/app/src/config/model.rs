@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use url::Url;
 
-use super::raw::{AuthMode, Era, LogFormat, Scope, Transport};
+use super::raw::{AuthMode, Era, LogFormat, Transport};
 use super::secret::{SealKey, Secret};
 
 const KIB: usize = 1 << 10;
@@ -100,10 +100,7 @@ pub struct Admin {
 
 impl Default for Admin {
     fn default() -> Self {
-        Self {
-            listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 9090)),
-            probes: None,
-        }
+        Self { listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 9090)), probes: None }
     }
 }
 
@@ -131,10 +128,7 @@ pub struct Log {
 
 impl Default for Log {
     fn default() -> Self {
-        Self {
-            format: LogFormat::Text,
-            level: "info".to_owned(),
-        }
+        Self { format: LogFormat::Text, level: "info".to_owned() }
     }
 }
 
@@ -216,9 +210,7 @@ pub struct Drain {
 
 impl Default for Drain {
     fn default() -> Self {
-        Self {
-            deadline: Duration::from_secs(30),
-        }
+        Self { deadline: Duration::from_secs(30) }
     }
 }
 
@@ -253,8 +245,6 @@ pub struct Backend {
     pub era: Era,
     /// How long a probed generation is trusted.
     pub era_ttl: Duration,
-    /// Who shares an upstream session; `None` follows the client's protocol generation.
-    pub scope: Option<Scope>,
     /// Total deadline of a call.
     pub timeout: Duration,
     /// Deadline for a connection; of use to HTTP only.
@@ -274,7 +264,6 @@ impl Backend {
             kind,
             era: Era::Auto,
             era_ttl: Duration::from_secs(10 * 60),
-            scope: None,
             timeout: Duration::from_secs(60 * 60),
             connect_timeout: Duration::from_secs(10),
             first_byte_timeout: Duration::from_secs(15 * 60),
@@ -309,12 +298,7 @@ pub struct HttpBackend {
 impl HttpBackend {
     /// A backend at a URL with default settings.
     pub fn new(url: Url) -> Self {
-        Self {
-            url,
-            transport: Transport::Auto,
-            headers: BTreeMap::new(),
-            ca_bundle: Vec::new(),
-        }
+        Self { url, transport: Transport::Auto, headers: BTreeMap::new(), ca_bundle: Vec::new() }
     }
 }
 

@@ -34,10 +34,7 @@ pub(super) fn parse(name: &str, bytes: &[u8], env: &Rc<HashMap<String, String>>)
         property_map: Some(Rc::clone(env)),
     };
     match serde_saphyr::from_str_with_options::<Document>(text, options) {
-        Ok(Document(file)) => Ok(Parsed {
-            file: file.unwrap_or_default(),
-            positions,
-        }),
+        Ok(Document(file)) => Ok(Parsed { file: file.unwrap_or_default(), positions }),
         Err(error) => Err(explain(name, text, &error, &positions).into()),
     }
 }
@@ -51,11 +48,7 @@ pub(super) fn text_of<'a>(name: &str, bytes: &'a [u8]) -> Result<&'a str, Proble
     let fault = |end: usize, message: String, hint: &str| Problem {
         file: name.to_owned(),
         line: bytes[..end].iter().filter(|byte| **byte == b'\n').count() as u64 + 1,
-        column: bytes[..end]
-            .rsplit(|byte| *byte == b'\n')
-            .next()
-            .map_or(0, <[u8]>::len) as u64
-            + 1,
+        column: bytes[..end].rsplit(|byte| *byte == b'\n').next().map_or(0, <[u8]>::len) as u64 + 1,
         path: String::new(),
         message,
         hint: Some(hint.to_owned()),
@@ -68,11 +61,7 @@ pub(super) fn text_of<'a>(name: &str, bytes: &'a [u8]) -> Result<&'a str, Proble
         ));
     }
     let text = std::str::from_utf8(bytes).map_err(|error| {
-        fault(
-            error.valid_up_to(),
-            "the file is not UTF-8".to_owned(),
-            "save it as UTF-8",
-        )
+        fault(error.valid_up_to(), "the file is not UTF-8".to_owned(), "save it as UTF-8")
     })?;
     Ok(text.strip_prefix('\u{feff}').unwrap_or(text))
 }
@@ -103,12 +92,8 @@ fn explain(name: &str, text: &str, error: &Error, positions: &Positions) -> Prob
 
 /// Whether the line at a place has `${` behind an opening bracket, where YAML takes its `{` for a mapping.
 fn has_variable_in_flow(text: &str, position: Position) -> bool {
-    let line = usize::try_from(position.line)
-        .ok()
-        .and_then(|line| text.lines().nth(line.saturating_sub(1)));
-    let before = line
-        .and_then(|line| line.split_once("${"))
-        .map_or("", |(before, _)| before);
+    let line = usize::try_from(position.line).ok().and_then(|line| text.lines().nth(line.saturating_sub(1)));
+    let before = line.and_then(|line| line.split_once("${")).map_or("", |(before, _)| before);
     before.contains(['{', '['])
 }
 
@@ -125,76 +110,46 @@ fn describe(error: &Error, path: &str) -> (String, String, String) {
     let (message, hint) = match error {
         Error::SerdeUnknownField { field, expected, .. } => {
             let path = if path.is_empty() { field } else { path };
-            return (
-                path.to_owned(),
-                "unknown key".to_owned(),
-                suggest(field, expected.iter().copied()),
-            );
+            return (path.to_owned(), "unknown key".to_owned(), suggest(field, expected.iter().copied()));
         }
         Error::SerdeMissingField { field, .. } => {
-            return (
-                join(path, field),
-                "this key is required".to_owned(),
-                format!("add `{field}`"),
-            );
+            return (join(path, field), "this key is required".to_owned(), format!("add `{field}`"));
         }
-        Error::SerdeUnknownVariant {
-            variant, expected, ..
-        } => (
-            format!("unknown value `{variant}`"),
-            suggest(variant, expected.iter().copied()),
-        ),
-        Error::SerdeInvalidType {
-            unexpected, expected, ..
-        } => (
-            format!("can't be {}", kind_of(unexpected)),
-            format!("write {}", plain_words(expected)),
-        ),
-        Error::SerdeInvalidValue { expected, .. } => (
-            "not a usable value".to_owned(),
-            format!("write {}", plain_words(expected)),
-        ),
-        Error::Unexpected { expected, .. } => (
-            "not the right kind of value".to_owned(),
-            format!("write {}", plain_words(expected)),
-        ),
+        Error::SerdeUnknownVariant { variant, expected, .. } => {
+            (format!("unknown value `{variant}`"), suggest(variant, expected.iter().copied()))
+        }
+        Error::SerdeInvalidType { unexpected, expected, .. } => {
+            (format!("can't be {}", kind_of(unexpected)), format!("write {}", plain_words(expected)))
+        }
+        Error::SerdeInvalidValue { expected, .. } => {
+            ("not a usable value".to_owned(), format!("write {}", plain_words(expected)))
+        }
+        Error::Unexpected { expected, .. } => {
+            ("not the right kind of value".to_owned(), format!("write {}", plain_words(expected)))
+        }
         Error::Message { msg, .. } => of_message(msg),
         Error::InvalidBooleanStrict { .. } => {
             ("not a truth value".to_owned(), "write true or false".to_owned())
         }
         Error::DuplicateMappingKey { key, .. } => {
             let key = key.as_deref().unwrap_or_default();
-            (
-                format!("the key `{key}` is given twice"),
-                "keep one of the two".to_owned(),
-            )
+            (format!("the key `{key}` is given twice"), "keep one of the two".to_owned())
         }
-        Error::UnresolvedProperty { name, .. } => (
-            not_set(name),
-            format!("set {name}, or give a default: ${{{name}:-default}}"),
-        ),
+        Error::UnresolvedProperty { name, .. } => {
+            (not_set(name), format!("set {name}, or give a default: ${{{name}:-default}}"))
+        }
         Error::PropertyRequiredButUnset { name, message, .. }
         | Error::PropertyRequiredButEmpty { name, message, .. } => {
-            let hint = if message.is_empty() {
-                format!("set {name}")
-            } else {
-                message.clone()
-            };
+            let hint = if message.is_empty() { format!("set {name}") } else { message.clone() };
             (not_set(name), hint)
         }
         Error::InvalidPropertyName { .. } => {
             let hint = "write ${NAME} or ${NAME:-default}, or put a literal `${` in quotes";
-            (
-                "not the name of an environment variable".to_owned(),
-                hint.to_owned(),
-            )
+            ("not the name of an environment variable".to_owned(), hint.to_owned())
         }
         Error::MultipleDocuments { .. } => {
             let hint = "remove the line `---` and what follows it";
-            (
-                "the file holds more than one document".to_owned(),
-                hint.to_owned(),
-            )
+            ("the file holds more than one document".to_owned(), hint.to_owned())
         }
         Error::NullIntoString { .. } => ("the value is missing".to_owned(), "write text".to_owned()),
         Error::NonFiniteFloat { .. } => ("not a usable number".to_owned(), "put text in quotes".to_owned()),
@@ -217,10 +172,7 @@ fn of_message(message: &str) -> (String, String) {
     } else if let Some(expected) = message.strip_prefix("expected ") {
         expected
     } else {
-        return (
-            without_place(message),
-            "see this key in the documentation".to_owned(),
-        );
+        return (without_place(message), "see this key in the documentation".to_owned());
     };
     ("not a usable value".to_owned(), format!("write {expected}"))
 }
@@ -258,8 +210,5 @@ fn without_place(message: &str) -> String {
     let message = message.split(" at line ").next().unwrap_or(message);
     let message = message.strip_suffix('.').unwrap_or(message);
     let first_line = message.lines().next().unwrap_or_default();
-    first_line
-        .strip_prefix("error: ")
-        .unwrap_or(first_line)
-        .to_owned()
+    first_line.strip_prefix("error: ").unwrap_or(first_line).to_owned()
 }

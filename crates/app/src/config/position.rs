@@ -22,10 +22,7 @@ pub(super) struct Position {
 
 impl From<Location> for Position {
     fn from(location: Location) -> Self {
-        Self {
-            line: location.line(),
-            column: location.column(),
-        }
+        Self { line: location.line(), column: location.column() }
     }
 }
 
@@ -71,15 +68,11 @@ impl Positions {
 
     /// The path of the mapping that starts at a place, which is also the place of its first key.
     pub(super) fn mapping_at(&self, position: Position) -> Option<&str> {
-        self.paths(|place| place.value == position)
-            .min_by_key(|path| path.len())
+        self.paths(|place| place.value == position).min_by_key(|path| path.len())
     }
 
     fn paths(&self, matches: impl Fn(&Place) -> bool) -> impl Iterator<Item = &str> {
-        self.places
-            .iter()
-            .filter(move |(_, place)| matches(place))
-            .map(|(path, _)| path.as_str())
+        self.places.iter().filter(move |(_, place)| matches(place)).map(|(path, _)| path.as_str())
     }
 
     fn walk(&mut self, path: &str, node: &Node) {
@@ -100,24 +93,14 @@ impl Positions {
     }
 
     fn insert(&mut self, path: &str, key: Position, value: &Spanned<Node>) {
-        self.places.insert(
-            path.to_owned(),
-            Place {
-                key,
-                value: value.referenced.into(),
-            },
-        );
+        self.places.insert(path.to_owned(), Place { key, value: value.referenced.into() });
         self.walk(path, &value.value);
     }
 }
 
 /// Appends a key to a dotted path.
 pub(super) fn join(path: &str, key: &str) -> String {
-    if path.is_empty() {
-        key.to_owned()
-    } else {
-        format!("{path}.{key}")
-    }
+    if path.is_empty() { key.to_owned() } else { format!("{path}.{key}") }
 }
 
 /// The shape of a document without its values.

@@ -78,11 +78,7 @@ impl fmt::Display for Notice {
 }
 
 fn write_place(f: &mut fmt::Formatter<'_>, file: &str, line: u64, column: u64) -> fmt::Result {
-    if line > 0 {
-        write!(f, "{file}:{line}:{column}: ")
-    } else {
-        write!(f, "{file}: ")
-    }
+    if line > 0 { write!(f, "{file}:{line}:{column}: ") } else { write!(f, "{file}: ") }
 }
 
 /// A hint that names the nearest of the known words, or all of them where none is near.

@@ -236,10 +236,7 @@ pub(super) enum Paths {
 
 /// Proxy for backends.
 #[derive(Deserialize, JsonSchema)]
-#[serde(
-    untagged,
-    expecting = "expected `none`, `environment` or `{ url: URL, no_proxy: [HOST] }`"
-)]
+#[serde(untagged, expecting = "expected `none`, `environment` or `{ url: URL, no_proxy: [HOST] }`")]
 pub(super) enum Proxy {
     /// A word in place of a URL.
     Word(ProxyWord),
@@ -313,8 +310,6 @@ pub(super) struct Backend {
     pub(super) era: Option<Era>,
     /// How long the answer to that question is kept; default `10m`.
     pub(super) era_ttl: Option<Span>,
-    /// Who shares an upstream session; by default it follows the client's protocol generation.
-    pub(super) scope: Option<Scope>,
     /// Total deadline of a call; default `1h`.
     pub(super) timeout: Option<Span>,
     /// Deadline for a connection; default `10s`.
@@ -330,10 +325,7 @@ pub(super) struct Backend {
 /// An argument as it may be written.
 #[derive(JsonSchema)]
 #[serde(untagged)]
-#[expect(
-    dead_code,
-    reason = "describes the written form to the schema; the loader reads the text"
-)]
+#[expect(dead_code, reason = "describes the written form to the schema; the loader reads the text")]
 pub(super) enum Argument {
     /// Text.
     Text(String),
@@ -367,20 +359,6 @@ pub enum Era {
     Legacy,
     /// Metadata in each request: revision 2026-07-28.
     Modern,
-}
-
-/// Who shares one upstream session.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum Scope {
-    /// One per client session.
-    ClientSession,
-    /// One per principal.
-    Principal,
-    /// One for all.
-    Shared,
-    /// No session is kept.
-    None,
 }
 
 /// A path `/mcp/{name}` in front of chosen backends.

@@ -46,8 +46,6 @@ impl SealKey {
 
 impl fmt::Debug for SealKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SealKey")
-            .field("id", &self.id)
-            .finish_non_exhaustive()
+        f.debug_struct("SealKey").field("id", &self.id).finish_non_exhaustive()
     }
 }

@@ -12,38 +12,22 @@ use super::{Inputs, Loaded, Overrides, Problems, Source, assemble};
 
 /// An environment of the given variables.
 fn env(variables: &[(&str, &str)]) -> HashMap<String, String> {
-    variables
-        .iter()
-        .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
-        .collect()
+    variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
 }
 
 fn source(name: &str, text: &str) -> Source {
-    Source {
-        name: name.to_owned(),
-        bytes: text.as_bytes().to_vec(),
-    }
+    Source { name: name.to_owned(), bytes: text.as_bytes().to_vec() }
 }
 
 /// Loads a file called `drawbridge.yaml`.
 fn load_text(text: &str, variables: &[(&str, &str)]) -> Result<Loaded, Problems> {
-    assemble(
-        Some(source("drawbridge.yaml", text)),
-        None,
-        &env(variables),
-        &Overrides::default(),
-    )
+    assemble(Some(source("drawbridge.yaml", text)), None, &env(variables), &Overrides::default())
 }
 
 /// Loads a file called `drawbridge.yaml` and a list called `mcp.json`.
 fn load_both(text: &str, list: &str, variables: &[(&str, &str)]) -> Result<Loaded, Problems> {
     let config = Some(source("drawbridge.yaml", text));
-    assemble(
-        config,
-        Some(source("mcp.json", list)),
-        &env(variables),
-        &Overrides::default(),
-    )
+    assemble(config, Some(source("mcp.json", list)), &env(variables), &Overrides::default())
 }
 
 /// Loads with overrides over a file called `drawbridge.yaml`.
@@ -53,17 +37,12 @@ fn load_with(text: &str, overrides: &Overrides) -> Result<Loaded, Problems> {
 
 /// The text of what is wrong with a file.
 fn complaint(text: &str) -> String {
-    load_text(text, &[("TOKEN", "hunter2"), ("EMPTY", "")])
-        .unwrap_err()
-        .to_string()
+    load_text(text, &[("TOKEN", "hunter2"), ("EMPTY", "")]).unwrap_err().to_string()
 }
 
 #[test]
 fn a_missing_file_is_named() {
-    let inputs = Inputs {
-        config: Some("no/such/file.yaml".into()),
-        ..Inputs::default()
-    };
+    let inputs = Inputs { config: Some("no/such/file.yaml".into()), ..Inputs::default() };
     let problem = &super::load(&inputs).unwrap_err().0[0];
     assert_eq!((problem.file.as_str(), problem.line), ("no/such/file.yaml", 0));
     assert!(problem.message.starts_with("can't read the file: "), "{problem}");

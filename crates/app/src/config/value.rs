@@ -197,9 +197,7 @@ impl<'de> Visitor<'de> for SecretVisitor {
         match (reference.env, reference.file) {
             (Some(name), None) => Ok(SecretSource::Env(name)),
             (None, Some(path)) => Ok(SecretSource::File(path)),
-            _ => Err(A::Error::custom(
-                "expected exactly one of the keys `env` and `file`",
-            )),
+            _ => Err(A::Error::custom("expected exactly one of the keys `env` and `file`")),
         }
     }
 }

@@ -67,7 +67,6 @@ fn common(checker: &mut Checker<'_>, path: &str, raw: &raw::Backend, kind: Backe
     Backend {
         era: raw.era.unwrap_or(default.era),
         era_ttl: deadline("era_ttl", raw.era_ttl, default.era_ttl),
-        scope: raw.scope,
         timeout: deadline("timeout", raw.timeout, default.timeout),
         connect_timeout: deadline("connect_timeout", raw.connect_timeout, default.connect_timeout),
         first_byte_timeout: deadline(
@@ -95,9 +94,7 @@ fn http(checker: &mut Checker<'_>, path: &str, url: &str, raw: &mut raw::Backend
 
 fn backend_url(checker: &mut Checker<'_>, path: &str, written: &str) -> Option<Url> {
     let path = format!("{path}.url");
-    let url = Url::parse(written)
-        .ok()
-        .filter(|url| matches!(url.scheme(), "http" | "https"));
+    let url = Url::parse(written).ok().filter(|url| matches!(url.scheme(), "http" | "https"));
     let Some(mut url) = url else {
         checker.problem(
             &path,
@@ -154,11 +151,7 @@ fn headers(
 fn stdio(checker: &mut Checker<'_>, path: &str, command: String, raw: &mut raw::Backend) -> StdioBackend {
     let default = StdioBackend::new(command);
     if default.command.is_empty() || default.command.contains('\0') {
-        checker.problem(
-            &format!("{path}.command"),
-            "not a program",
-            "name the program to start",
-        );
+        checker.problem(&format!("{path}.command"), "not a program", "name the program to start");
     }
     let mut deadline = |key: &str, written: Option<Span>, default: Duration| {
         checker.positive(&format!("{path}.{key}"), written, default)
@@ -166,16 +159,12 @@ fn stdio(checker: &mut Checker<'_>, path: &str, command: String, raw: &mut raw::
     let idle_stop = deadline("idle_stop", raw.idle_stop, default.idle_stop);
     let queue_timeout = deadline("queue_timeout", raw.queue_timeout, default.queue_timeout);
     let start_timeout = deadline("start_timeout", raw.start_timeout, default.start_timeout);
-    let stop_grace = raw
-        .stop_grace
-        .map_or(default.stop_grace, |Span(duration)| duration);
+    let stop_grace = raw.stop_grace.map_or(default.stop_grace, |Span(duration)| duration);
     StdioBackend {
         args: args(checker, path, raw.args.take().unwrap_or_default()),
         env: variables(checker, path, raw.env.take().unwrap_or_default()),
         cwd: raw.cwd.take(),
-        max_processes: raw
-            .max_processes
-            .map_or(default.max_processes, std::num::NonZeroUsize::get),
+        max_processes: raw.max_processes.map_or(default.max_processes, std::num::NonZeroUsize::get),
         idle_stop,
         max_queue: raw.max_queue.unwrap_or(default.max_queue),
         queue_timeout,
@@ -205,11 +194,7 @@ fn variables(
     for (name, source) in written {
         let path = format!("{path}.env.{name}");
         if name.is_empty() || name.contains(['=', '\0']) {
-            checker.problem(
-                &path,
-                "not the name of a variable",
-                "remove `=`, or name the variable",
-            );
+            checker.problem(&path, "not the name of a variable", "remove `=`, or name the variable");
         }
         let Some(value) = checker.secret(&path, source) else {
             continue;
@@ -254,8 +239,5 @@ fn stdio_keys(raw: &raw::Backend) -> Vec<&'static str> {
 }
 
 fn written(keys: &[(&'static str, bool)]) -> Vec<&'static str> {
-    keys.iter()
-        .filter(|(_, present)| *present)
-        .map(|(key, _)| *key)
-        .collect()
+    keys.iter().filter(|(_, present)| *present).map(|(key, _)| *key).collect()
 }

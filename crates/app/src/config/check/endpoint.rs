@@ -21,17 +21,11 @@ pub(in crate::config) fn name_fault(name: &str) -> Option<NameFault> {
     let allowed = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
     if RESERVED.contains(&name) {
         let message = format!("the name `{name}` is reserved for paths of the gateway");
-        return Some(NameFault {
-            message,
-            hint: "choose another name",
-        });
+        return Some(NameFault { message, hint: "choose another name" });
     }
     if name.is_empty() || name.len() > 32 || !name.bytes().all(allowed) {
         let hint = "use 1 to 32 lower-case letters, digits or `-`";
-        return Some(NameFault {
-            message: "not a usable name".to_owned(),
-            hint,
-        });
+        return Some(NameFault { message: "not a usable name".to_owned(), hint });
     }
     None
 }
@@ -56,29 +50,16 @@ pub(in crate::config) fn endpoints(
         }
         if endpoint.tools.is_some() {
             let hint = "remove the key; a backend with fewer tools does the same";
-            checker.problem(
-                &format!("{path}.tools"),
-                "filters belong to a later release",
-                hint,
-            );
+            checker.problem(&format!("{path}.tools"), "filters belong to a later release", hint);
         }
         members(checker, &path, known, &endpoint.backends);
-        config.endpoints.insert(
-            name,
-            Endpoint {
-                backends: endpoint.backends,
-            },
-        );
+        config.endpoints.insert(name, Endpoint { backends: endpoint.backends });
     }
 }
 
 fn members(checker: &mut Checker<'_>, path: &str, known: &BTreeSet<String>, members: &[String]) {
     if members.is_empty() {
-        checker.problem(
-            &format!("{path}.backends"),
-            "the list is empty",
-            "name at least one backend",
-        );
+        checker.problem(&format!("{path}.backends"), "the list is empty", "name at least one backend");
     }
     for (index, member) in members.iter().enumerate() {
         let path = format!("{path}.backends[{index}]");
@@ -89,11 +70,7 @@ fn members(checker: &mut Checker<'_>, path: &str, known: &BTreeSet<String>, memb
             };
             checker.problem(&path, format!("there is no backend `{member}`"), hint);
         } else if members[..index].contains(member) {
-            checker.problem(
-                &path,
-                format!("the backend `{member}` is named twice"),
-                "keep one of the two",
-            );
+            checker.problem(&path, format!("the backend `{member}` is named twice"), "keep one of the two");
         }
     }
 }

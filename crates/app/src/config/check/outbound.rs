@@ -16,11 +16,7 @@ pub(super) fn outbound(checker: &mut Checker<'_>, raw: raw::Outbound) -> Outboun
     for (index, network) in networks.iter().enumerate() {
         if !is_network(network) {
             let hint = "write an address and a prefix length, such as `10.0.0.0/8` or `fd00::/8`";
-            checker.problem(
-                &format!("outbound.allow_networks[{index}]"),
-                "not a network",
-                hint,
-            );
+            checker.problem(&format!("outbound.allow_networks[{index}]"), "not a network", hint);
         }
     }
     Outbound {
@@ -63,11 +59,7 @@ fn proxy(checker: &mut Checker<'_>, raw: Option<raw::Proxy>) -> Option<Proxy> {
                 );
             }
             let no_proxy = at.no_proxy.unwrap_or_default().join(",");
-            Some(Proxy {
-                https: Some(url.clone()),
-                http: Some(url),
-                no_proxy,
-            })
+            Some(Proxy { https: Some(url.clone()), http: Some(url), no_proxy })
         }
     }
 }
@@ -78,19 +70,11 @@ fn is_proxy_url(url: &Secret) -> bool {
 
 /// What the usual variables say; the lower-case spelling wins, as in curl.
 fn proxy_of_environment(checker: &Checker<'_>) -> Option<Proxy> {
-    let read = |names: [&str; 2]| {
-        names
-            .iter()
-            .find_map(|name| checker.env.get(*name))
-            .filter(|v| !v.is_empty())
-    };
+    let read =
+        |names: [&str; 2]| names.iter().find_map(|name| checker.env.get(*name)).filter(|v| !v.is_empty());
     let all = read(["all_proxy", "ALL_PROXY"]);
     let https = read(["https_proxy", "HTTPS_PROXY"]).or(all).map(Secret::new);
     let http = read(["http_proxy", "HTTP_PROXY"]).or(all).map(Secret::new);
     let no_proxy = read(["no_proxy", "NO_PROXY"]).cloned().unwrap_or_default();
-    (https.is_some() || http.is_some()).then_some(Proxy {
-        https,
-        http,
-        no_proxy,
-    })
+    (https.is_some() || http.is_some()).then_some(Proxy { https, http, no_proxy })
 }

@@ -25,20 +25,13 @@ impl Entry<'_, '_> {
         entry.remove("disabled");
         let before = self.checker.problems.len();
         let kind = self.kind(&mut entry);
-        let urls: Vec<&str> = URL_KEYS
-            .into_iter()
-            .filter(|key| entry.contains_key(*key))
-            .collect();
+        let urls: Vec<&str> = URL_KEYS.into_iter().filter(|key| entry.contains_key(*key)).collect();
         if let [first, second, ..] = urls[..] {
             let hint = format!("keep `{first}` or `{second}`");
             self.fault(second, "the entry has more than one URL".to_owned(), &hint);
         }
         let url = urls.first().and_then(|key| self.string(&mut entry, key));
-        let transport = self.transport(
-            kind.as_deref(),
-            urls.first().copied(),
-            entry.contains_key("command"),
-        );
+        let transport = self.transport(kind.as_deref(), urls.first().copied(), entry.contains_key("command"));
         let backend = raw::Backend {
             url,
             transport,
@@ -83,11 +76,7 @@ impl Entry<'_, '_> {
             }
             (Some(_), _) => {
                 let hint = "use one of: stdio, http, streamable-http, sse";
-                self.fault(
-                    "type",
-                    "the gateway does not know this type of server".to_owned(),
-                    hint,
-                );
+                self.fault("type", "the gateway does not know this type of server".to_owned(), hint);
                 None
             }
         }
@@ -127,11 +116,7 @@ impl Entry<'_, '_> {
             }
             Value::Null => None,
             _ => {
-                self.fault(
-                    key,
-                    "expected a mapping".to_owned(),
-                    "write `{ \"NAME\": \"value\" }`",
-                );
+                self.fault(key, "expected a mapping".to_owned(), "write `{ \"NAME\": \"value\" }`");
                 None
             }
         }

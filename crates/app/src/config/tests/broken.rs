@@ -32,13 +32,8 @@ use broken_files;
 #[test]
 fn a_file_that_is_too_large_or_not_utf8() {
     let complaint = |bytes: Vec<u8>| {
-        let file = Source {
-            name: "drawbridge.yaml".to_owned(),
-            bytes,
-        };
-        assemble(Some(file), None, &env(&[]), &Overrides::default())
-            .unwrap_err()
-            .to_string()
+        let file = Source { name: "drawbridge.yaml".to_owned(), bytes };
+        assemble(Some(file), None, &env(&[]), &Overrides::default()).unwrap_err().to_string()
     };
     assert_snapshot!(complaint(vec![b' '; (1 << 20) + 1]), @r"
     drawbridge.yaml:1:1: the file is larger than 1048576 bytes
@@ -69,10 +64,7 @@ fn a_fault_of_a_flag_names_the_flag() {
     --listen (DRAWBRIDGE_LISTEN): public.listen: anyone who reaches 0.0.0.0:80 could call every backend, since auth.mode is `none`
       hint: listen on 127.0.0.1, or say in the file `auth: { mode: none, i_know_this_is_open: true }`
     ");
-    let overrides = Overrides {
-        auth: Some(AuthMode::Tokens),
-        ..Overrides::default()
-    };
+    let overrides = Overrides { auth: Some(AuthMode::Tokens), ..Overrides::default() };
     assert_snapshot!(load_with("{}", &overrides).unwrap_err(), @r"
     --auth (DRAWBRIDGE_AUTH): auth.mode: this release has only the mode `none`
       hint: use `none` on 127.0.0.1, behind something that checks its callers
@@ -86,12 +78,7 @@ fn a_file_that_grows_when_read_is_refused_in_good_time() {
         let below = format!("*a{}, ", level - 1).repeat(10);
         aliases += &format!("a{level}: &a{level} [{below}]\n");
     }
-    for text in [
-        aliases,
-        "[".repeat(500_000),
-        "{a: ".repeat(200_000),
-        "- ".repeat(500_000),
-    ] {
+    for text in [aliases, "[".repeat(500_000), "{a: ".repeat(200_000), "- ".repeat(500_000)] {
         let lines = complaint(&text).lines().count();
         assert_eq!(lines, 2, "a problem and its hint");
     }

@@ -27,23 +27,11 @@ fn paths(root: &Value, schema: &Value, path: &str, found: &mut BTreeSet<String>)
     if let Some(items) = schema.get("items") {
         paths(root, items, &format!("{path}[]"), found);
     }
-    if let Some(values) = schema
-        .get("additionalProperties")
-        .filter(|values| values.is_object())
-    {
+    if let Some(values) = schema.get("additionalProperties").filter(|values| values.is_object()) {
         paths(root, values, &format!("{path}.NAME"), found);
     }
-    for (key, value) in schema
-        .get("properties")
-        .and_then(Value::as_object)
-        .into_iter()
-        .flatten()
-    {
-        let path = if path.is_empty() {
-            key.clone()
-        } else {
-            format!("{path}.{key}")
-        };
+    for (key, value) in schema.get("properties").and_then(Value::as_object).into_iter().flatten() {
+        let path = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
         paths(root, value, &path, found);
         found.insert(path);
     }
@@ -59,34 +47,19 @@ fn all_paths() -> BTreeSet<String> {
 #[test]
 fn every_key_has_a_row_in_the_reference() {
     let all = all_paths();
-    assert!(
-        all.contains("backends.NAME.env") && all.contains("seal.keys[].key"),
-        "{all:?}"
-    );
+    assert!(all.contains("backends.NAME.env") && all.contains("seal.keys[].key"), "{all:?}");
     let is_section = |path: &str| all.iter().any(|other| other.starts_with(&format!("{path}.")));
     let has_row = |path: &str| REFERENCE.contains(&format!("| `{path}` |"));
-    let missing: Vec<&String> = all
-        .iter()
-        .filter(|path| !is_section(path) && !has_row(path))
-        .collect();
-    assert!(
-        missing.is_empty(),
-        "docs/configuration.md has no row for {missing:?}"
-    );
+    let missing: Vec<&String> = all.iter().filter(|path| !is_section(path) && !has_row(path)).collect();
+    assert!(missing.is_empty(), "docs/configuration.md has no row for {missing:?}");
 }
 
 #[test]
 fn the_example_is_the_defaults_and_its_backends() {
     let mut expected = Config::default();
     let url = "https://tickets.internal/mcp".parse().unwrap();
-    expected.backends.insert(
-        "tickets".to_owned(),
-        Backend::new(BackendKind::Http(HttpBackend::new(url))),
-    );
-    expected.backends.insert(
-        "files".to_owned(),
-        Backend::new(BackendKind::Stdio(StdioBackend::new("npx"))),
-    );
+    expected.backends.insert("tickets".to_owned(), Backend::new(BackendKind::Http(HttpBackend::new(url))));
+    expected.backends.insert("files".to_owned(), Backend::new(BackendKind::Stdio(StdioBackend::new("npx"))));
     assert_eq!(load_text(EXAMPLE, &[]).unwrap().config, expected);
 }
 
@@ -95,20 +68,13 @@ fn the_example_names_every_key() {
     let of_this_release = |path: &&String| !path.starts_with("redis") && !path.starts_with("database");
     for path in all_paths().iter().filter(of_this_release) {
         let key = path.rsplit('.').next().unwrap_or(path);
-        assert!(
-            EXAMPLE.contains(&format!("{key}:")),
-            "reference.yaml does not show {path}"
-        );
+        assert!(EXAMPLE.contains(&format!("{key}:")), "reference.yaml does not show {path}");
     }
 }
 
 #[test]
 fn an_empty_file_is_the_defaults() {
     for text in ["", "# nothing\n", "{}", "public:\nlimits: {}\nbackends:\n"] {
-        assert_eq!(
-            load_text(text, &[]).unwrap().config,
-            Config::default(),
-            "{text:?}"
-        );
+        assert_eq!(load_text(text, &[]).unwrap().config, Config::default(), "{text:?}");
     }
 }

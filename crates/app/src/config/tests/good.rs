@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use super::{load_text, load_with};
 use crate::config::{
-    AuthMode, BackendKind, Config, Era, HttpBackend, LogFormat, Overrides, Proxy, Scope, Secret,
-    StdioBackend, Transport,
+    AuthMode, BackendKind, Config, Era, HttpBackend, LogFormat, Overrides, Proxy, Secret, StdioBackend,
+    Transport,
 };
 
 /// A file as a team would have it.
@@ -20,16 +20,14 @@ limits:   { max_body_bytes: 1MiB, max_result_bytes: 1000000, session_idle: 1h 30
 outbound: { ca_bundle: /etc/ca.pem, proxy: none, allow_networks: [10.0.0.0/8, "fd00::/8"] }
 backends:
   tickets: { url: https://tickets.internal/mcp, timeout: 60s, headers: { Authorization: { env: TICKETS } }, era: modern }
-  files:   { command: npx, args: [-y, "@modelcontextprotocol/server-filesystem", 8080, true], env: { LOG: warn }, scope: shared }
+  files:   { command: npx, args: [-y, "@modelcontextprotocol/server-filesystem", 8080, true], env: { LOG: warn } }
   legacy:  { url: http://old.internal/sse, transport: sse }
 endpoints:
   support: { backends: [tickets, files] }
 "#;
 
-const TEAM_ENV: &[(&str, &str)] = &[
-    ("SEAL_K1", "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA="),
-    ("TICKETS", "Bearer hunter2"),
-];
+const TEAM_ENV: &[(&str, &str)] =
+    &[("SEAL_K1", "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA="), ("TICKETS", "Bearer hunter2")];
 
 /// Good files with the environment they need: name, text, variables.
 #[expect(clippy::type_complexity, reason = "a table")]
@@ -37,16 +35,8 @@ pub(super) const GOOD: &[(&str, &str, &[(&str, &str)])] = &[
     ("empty", "{}", &[]),
     ("team", TEAM, TEAM_ENV),
     ("example", include_str!("../reference.yaml"), &[]),
-    (
-        "json",
-        r#"{"backends": {"a": {"url": "http://a/mcp"}}, "endpoints": {"b": {"backends": ["a"]}}}"#,
-        &[],
-    ),
-    (
-        "sections without keys",
-        "public:\nlimits:\nbackends:\nendpoints:\nseal:\n  keys:\n",
-        &[],
-    ),
+    ("json", r#"{"backends": {"a": {"url": "http://a/mcp"}}, "endpoints": {"b": {"backends": ["a"]}}}"#, &[]),
+    ("sections without keys", "public:\nlimits:\nbackends:\nendpoints:\nseal:\n  keys:\n", &[]),
     (
         "interpolated",
         "backends:\n  a:\n    url: http://${HOST}/mcp\n    timeout: ${T:-3s}\n",
@@ -58,18 +48,11 @@ pub(super) const GOOD: &[(&str, &str, &[(&str, &str)])] = &[
         &[],
     ),
     ("ipv6", "public: { listen: \"[::1]:0\" }\n", &[]),
-    (
-        "proxy",
-        "outbound:\n  proxy: { url: \"http://me:pw@proxy:3128\", no_proxy: [a.internal] }\n",
-        &[],
-    ),
+    ("proxy", "outbound:\n  proxy: { url: \"http://me:pw@proxy:3128\", no_proxy: [a.internal] }\n", &[]),
 ];
 
 fn good(text: &str, variables: &[(&str, &str)]) -> Config {
-    load_text(text, variables)
-        .map_err(|problems| problems.to_string())
-        .unwrap()
-        .config
+    load_text(text, variables).map_err(|problems| problems.to_string()).unwrap().config
 }
 
 fn http(config: &Config, name: &str) -> HttpBackend {
@@ -92,10 +75,7 @@ fn the_file_of_a_team() {
     assert_eq!(config.public.listen, "0.0.0.0:8080".parse().unwrap());
     assert_eq!(config.public.allowed_origins, ["https://app.example.com"]);
     assert_eq!(config.admin.probes, Some("0.0.0.0:9091".parse().unwrap()));
-    assert_eq!(
-        (config.seal_keys[0].id.as_str(), config.seal_keys[0].key()),
-        ("k1", &[0; 32])
-    );
+    assert_eq!((config.seal_keys[0].id.as_str(), config.seal_keys[0].key()), ("k1", &[0; 32]));
     assert_eq!(config.auth.mode, AuthMode::None);
     assert_eq!(config.log.format, LogFormat::Json);
     assert_eq!(config.limits.max_body_bytes, 1 << 20);
@@ -104,12 +84,8 @@ fn the_file_of_a_team() {
     assert_eq!(config.outbound.allow_networks, ["10.0.0.0/8", "fd00::/8"]);
     assert_eq!(config.backends["tickets"].timeout, Duration::from_secs(60));
     assert_eq!(config.backends["tickets"].era, Era::Modern);
-    assert_eq!(
-        http(&config, "tickets").headers["authorization"].expose(),
-        "Bearer hunter2"
-    );
+    assert_eq!(http(&config, "tickets").headers["authorization"].expose(), "Bearer hunter2");
     assert_eq!(http(&config, "legacy").transport, Transport::Sse);
-    assert_eq!(config.backends["files"].scope, Some(Scope::Shared));
     assert_eq!(
         stdio(&config, "files").args,
         ["-y", "@modelcontextprotocol/server-filesystem", "8080", "true"]
@@ -140,13 +116,7 @@ fn sizes_and_durations_in_all_forms() {
         let config = good(&format!("limits: {{ max_body_bytes: {written} }}"), &[]);
         assert_eq!(config.limits.max_body_bytes, bytes, "{written}");
     }
-    for (written, millis) in [
-        ("250ms", 250),
-        ("2s", 2000),
-        ("1m 1s", 61_000),
-        ("1h", 3_600_000),
-        ("0s", 0),
-    ] {
+    for (written, millis) in [("250ms", 250), ("2s", 2000), ("1m 1s", 61_000), ("1h", 3_600_000), ("0s", 0)] {
         let config = good(&format!("drain: {{ deadline: {written} }}"), &[]);
         assert_eq!(config.drain.deadline, Duration::from_millis(millis), "{written}");
     }
@@ -185,31 +155,15 @@ fn a_secret_from_a_file_loses_its_line_end() {
 
 #[test]
 fn the_proxy_of_the_environment_is_honoured_unless_switched_off() {
-    let variables = &[
-        ("HTTPS_PROXY", "http://proxy:3128"),
-        ("no_proxy", "a,b"),
-        ("HTTP_PROXY", ""),
-    ];
-    let expected = Proxy {
-        https: Some(Secret::new("http://proxy:3128")),
-        http: None,
-        no_proxy: "a,b".to_owned(),
-    };
+    let variables = &[("HTTPS_PROXY", "http://proxy:3128"), ("no_proxy", "a,b"), ("HTTP_PROXY", "")];
+    let expected =
+        Proxy { https: Some(Secret::new("http://proxy:3128")), http: None, no_proxy: "a,b".to_owned() };
     assert_eq!(good("{}", variables).outbound.proxy, Some(expected.clone()));
-    assert_eq!(
-        good("outbound: { proxy: environment }", variables).outbound.proxy,
-        Some(expected)
-    );
+    assert_eq!(good("outbound: { proxy: environment }", variables).outbound.proxy, Some(expected));
     assert_eq!(good("outbound: { proxy: none }", variables).outbound.proxy, None);
-    let own = good(
-        "outbound: { proxy: { url: \"http://own:1\", no_proxy: [x, y] } }",
-        variables,
-    );
+    let own = good("outbound: { proxy: { url: \"http://own:1\", no_proxy: [x, y] } }", variables);
     let own = own.outbound.proxy.unwrap();
-    assert_eq!(
-        (own.https.unwrap().expose(), own.no_proxy.as_str()),
-        ("http://own:1", "x,y")
-    );
+    assert_eq!((own.https.unwrap().expose(), own.no_proxy.as_str()), ("http://own:1", "x,y"));
 }
 
 #[test]
@@ -243,16 +197,8 @@ backends:
 "#;
     let key = "aHVudGVyMmh1bnRlcjJodW50ZXIyaHVudGVyMjEyMzQ=";
     let loaded = load_text(text, &[("TOKEN", "hunter2"), ("KEY", key)]).unwrap();
-    let shown = format!(
-        "{loaded:#?} {:?}",
-        Overrides {
-            redis: Some(Secret::new("hunter2")),
-            ..Default::default()
-        }
-    );
-    assert!(
-        !shown.contains("hunter2") && !shown.contains(key) && !shown.contains("104"),
-        "{shown}"
-    );
+    let shown =
+        format!("{loaded:#?} {:?}", Overrides { redis: Some(Secret::new("hunter2")), ..Default::default() });
+    assert!(!shown.contains("hunter2") && !shown.contains(key) && !shown.contains("104"), "{shown}");
     assert!(shown.contains("redacted"), "{shown}");
 }

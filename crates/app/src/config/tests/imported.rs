@@ -8,9 +8,7 @@ use crate::config::{BackendKind, Config, Loaded, Overrides, Source, Transport, a
 
 fn imported(list: &str) -> Loaded {
     let variables = &[("TOKEN", "hunter2"), ("HOME", "/home/me")];
-    load_both("{}", list, variables)
-        .map_err(|problems| problems.to_string())
-        .unwrap()
+    load_both("{}", list, variables).map_err(|problems| problems.to_string()).unwrap()
 }
 
 fn refused(list: &str) -> String {
@@ -18,11 +16,7 @@ fn refused(list: &str) -> String {
 }
 
 fn notices(loaded: &Loaded) -> String {
-    loaded
-        .notices
-        .iter()
-        .map(|notice| format!("{notice}\n"))
-        .collect()
+    loaded.notices.iter().map(|notice| format!("{notice}\n")).collect()
 }
 
 /// `transport url`, or `command args`.
@@ -51,14 +45,8 @@ fn the_file_of_claude_desktop() {
     assert_snapshot!(summary(&loaded.config), @r#"
     filesystem: npx ["-y", "@modelcontextprotocol/server-filesystem", "/home/me/files"]
     "#);
-    let BackendKind::Stdio(stdio) = &loaded.config.backends["filesystem"].kind else {
-        panic!()
-    };
-    let env: Vec<_> = stdio
-        .env
-        .iter()
-        .map(|(name, value)| (name.as_str(), value.expose()))
-        .collect();
+    let BackendKind::Stdio(stdio) = &loaded.config.backends["filesystem"].kind else { panic!() };
+    let env: Vec<_> = stdio.env.iter().map(|(name, value)| (name.as_str(), value.expose())).collect();
     assert_eq!(env, [("LOG", "warn"), ("PORT", "8080"), ("TOKEN", "hunter2")]);
     assert_eq!(stdio.cwd.as_deref(), Some(std::path::Path::new("/srv")));
     assert!(loaded.notices.is_empty());
@@ -82,9 +70,7 @@ fn the_file_of_vs_code_with_comments() {
     local: node ["server.js"]
     old: Sse https://old.example.com/sse
     "#);
-    let BackendKind::Http(http) = &loaded.config.backends["github"].kind else {
-        panic!()
-    };
+    let BackendKind::Http(http) = &loaded.config.backends["github"].kind else { panic!() };
     assert_eq!(http.headers["authorization"].expose(), "Bearer hunter2");
 }
 
@@ -230,9 +216,7 @@ fn endpoints_know_imported_backends() {
 #[test]
 fn a_transport_that_is_named_is_not_probed() {
     let loaded = imported(r#"{ "servers": { "a": { "type": "http", "url": "http://a/mcp" } } }"#);
-    let BackendKind::Http(http) = &loaded.config.backends["a"].kind else {
-        panic!()
-    };
+    let BackendKind::Http(http) = &loaded.config.backends["a"].kind else { panic!() };
     assert_eq!(http.transport, Transport::StreamableHttp);
 }
 

@@ -16,10 +16,7 @@ fn the_committed_schema_is_up_to_date() {
     if std::env::var_os("UPDATE").is_some() {
         std::fs::write(PATH, &generated).unwrap();
     } else {
-        assert_eq!(
-            generated, JSON_SCHEMA,
-            "run the test with UPDATE=1 to write the schema"
-        );
+        assert_eq!(generated, JSON_SCHEMA, "run the test with UPDATE=1 to write the schema");
     }
 }
 
@@ -45,10 +42,7 @@ fn schema_and_loader_accept_the_same_good_files() {
 fn schema_and_loader_refuse_the_same_faults_of_form() {
     let schema = jsonschema::validator_for(&generate()).unwrap();
     for (name, text) in STRUCTURAL {
-        assert!(
-            !schema.is_valid(&as_json(text, &[]).unwrap()),
-            "{name}: the schema accepts it"
-        );
+        assert!(!schema.is_valid(&as_json(text, &[]).unwrap()), "{name}: the schema accepts it");
         assert!(load_text(text, &[]).is_err(), "{name}: the loader accepts it");
     }
 }

@@ -1,0 +1,154 @@
+//! A running gateway: started with a configuration, ended in order.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use drawbridge_core::seal::SealKey;
+use drawbridge_core::worker;
+use drawbridge_upstream::process::GuardCommand;
+use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
+
+use crate::config::Config;
+use crate::listener::{Workers, bind};
+use crate::seal_key;
+use crate::wiring::{Wired, Work, wire};
+
+/// How often forgotten things are looked for.
+const SWEEP: Duration = Duration::from_secs(5);
+/// What backends get to end in order, after their calls have.
+const BACKEND_TIME: Duration = Duration::from_secs(15);
+
+/// A gateway that serves.
+pub struct Gateway {
+    /// The bound address of the public listener.
+    pub public: SocketAddr,
+    /// The bound address of the operators' listener.
+    pub admin: SocketAddr,
+    /// The bound address of the probes' own listener, if there is one.
+    pub probes: Option<SocketAddr>,
+    config: Config,
+    work: Work,
+    wired: Arc<Wired>,
+    workers: Option<(Arc<Workers>, JoinHandle<()>)>,
+}
+
+impl Gateway {
+    /// Starts a gateway on the current runtime and one more per core. `guard` starts stdio backends.
+    ///
+    /// # Errors
+    ///
+    /// If an address is taken, the seal key can't be kept, or a part can't be made.
+    pub fn start(config: Config, keys: Option<Vec<SealKey>>, guard: &GuardCommand) -> anyhow::Result<Self> {
+        let keys = match keys {
+            Some(keys) => keys,
+            None if config.seal_keys.is_empty() => vec![seal_key::of_directory(&config.data_dir)?],
+            None => {
+                let own = |key: &crate::config::SealKey| SealKey { id: key.id.clone(), secret: *key.key() };
+                config.seal_keys.iter().map(own).collect()
+            }
+        };
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        // This runtime does background work, so it is the last of those that speak to backends.
+        worker::enter(cores);
+        let work = Work::default();
+        let public = bind(config.public.listen, "public.listen")?;
+        let admin = bind(config.admin.listen, "admin.listen")?;
+        let probes = config.admin.probes.map(|address| bind(address, "admin.probes")).transpose()?;
+        let wired = Arc::new(wire(&config, &keys, guard, cores + 1, &work)?);
+        let workers =
+            Arc::new(Workers::start(cores, &wired.front, config.limits.max_header_bytes, &work.clients)?);
+        let gateway_public = public.local_addr()?;
+        let accepting = {
+            let (workers, tasks) = (workers.clone(), work.clients.clone());
+            let listener = TcpListener::from_std(public)?;
+            tokio_task(async move { workers.accept(listener, &tasks).await })
+        };
+        let mut gateway = Self {
+            public: gateway_public,
+            admin: admin.local_addr()?,
+            probes: None,
+            config,
+            work,
+            wired,
+            workers: Some((workers, accepting)),
+        };
+        gateway.serve_probes(admin)?;
+        if let Some(listener) = probes {
+            gateway.probes = Some(listener.local_addr()?);
+            gateway.serve_probes(listener)?;
+        }
+        gateway.sweep_now_and_then();
+        Ok(gateway)
+    }
+
+    fn serve_probes(&self, listener: std::net::TcpListener) -> anyhow::Result<()> {
+        let listener = TcpListener::from_std(listener)?;
+        let routes = drawbridge_admin::probes(self.work.clients.clone(), Arc::new(Vec::new));
+        // Probes are answered while the gateway drains, so that its not being ready can be seen.
+        self.work.backends.spawn("probes", async move {
+            let served = axum::serve(listener, routes).await;
+            if let Err(e) = served {
+                tracing::error!("the operators' listener failed: {e}");
+            }
+        });
+        Ok(())
+    }
+
+    fn sweep_now_and_then(&self) {
+        let (wired, tasks) = (self.wired.clone(), self.work.clients.clone());
+        self.work.clients.spawn("sweep", async move {
+            loop {
+                tokio::select! {
+                    () = tokio::time::sleep(SWEEP) => {}
+                    () = tasks.draining() => return,
+                }
+                wired.front.sweep();
+                wired.events.sweep();
+                wired.revocations.sweep();
+            }
+        });
+    }
+
+    /// How many sessions and streams this instance has.
+    pub fn load(&self) -> (usize, usize) {
+        self.wired.front.load()
+    }
+
+    /// Stops taking requests, lets running calls finish within the configured deadline, and ends all that the
+    /// gateway started. `hurry` cuts the waiting short. Returns whether every call has finished.
+    pub async fn stop(mut self, hurry: impl Future<Output = ()>) -> bool {
+        let deadline = self.config.drain.deadline;
+        tracing::info!(drain.deadline_secs = deadline.as_secs(), "draining");
+        self.work.clients.begin_drain();
+        self.work.backends.begin_drain();
+        let finished = tokio::select! {
+            finished = self.work.clients.finish(deadline) => finished,
+            () = hurry => {
+                self.work.clients.stop_token().cancel();
+                false
+            }
+        };
+        self.wired.front.close().await;
+        let closing = self.wired.backends.iter().map(|backend| backend.close());
+        let _ = tokio::time::timeout(BACKEND_TIME, futures_util::future::join_all(closing)).await;
+        self.work.backends.finish(BACKEND_TIME).await;
+        if let Some((workers, accepting)) = self.workers.take() {
+            let _ = accepting.await;
+            if let Some(workers) = Arc::into_inner(workers) {
+                let _ = tokio::task::spawn_blocking(move || workers.join()).await;
+            }
+        }
+        tracing::info!(all_calls_finished = finished, "stopped");
+        finished
+    }
+}
+
+#[expect(
+    clippy::disallowed_methods,
+    reason = "the accept loop outlives the task trackers, which wait for connections"
+)]
+fn tokio_task(work: impl Future<Output = ()> + Send + 'static) -> JoinHandle<()> {
+    tokio::spawn(work)
+}

@@ -1,0 +1,190 @@
+//! From the checked configuration to backends, endpoints and the public face.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use anyhow::{Context as _, anyhow};
+use drawbridge_core::event_log::MemoryEventLog;
+use drawbridge_core::revocation::MemoryRevocations;
+use drawbridge_core::seal::{KeyRing, SealKey};
+use drawbridge_core::{Backend, BackendName, Endpoint, Tasks};
+use drawbridge_front::options::FrontOptions;
+use drawbridge_front::{Front, Parts};
+use drawbridge_upstream::http::Target;
+use drawbridge_upstream::process::{GuardCommand, Spec};
+use drawbridge_upstream::stdio::{ProcessCap, ProcessOptions};
+use drawbridge_upstream::{
+    EraChoice, HttpBackend, Options, Outbound, OutboundOptions, Proxy, StdioBackend, TransportChoice,
+};
+use http::{HeaderMap, HeaderName, HeaderValue};
+
+use crate::config::{self, BackendKind, Config, Era, Transport};
+
+/// The parts of a gateway, made and not yet running.
+pub struct Wired {
+    /// The public face.
+    pub front: Front,
+    /// All backends, to be closed at the end.
+    pub backends: Vec<Arc<dyn Backend>>,
+    /// To be swept now and then.
+    pub events: Arc<MemoryEventLog>,
+    /// To be swept now and then.
+    pub revocations: Arc<MemoryRevocations>,
+}
+
+/// Background work, apart for what must end first.
+#[derive(Debug, Clone, Default)]
+pub struct Work {
+    /// Connections and calls of clients.
+    pub clients: Tasks,
+    /// What goes on at backends.
+    pub backends: Tasks,
+}
+
+/// Makes all parts. `guard` starts stdio backends, `workers` is the number of runtimes.
+///
+/// # Errors
+///
+/// If a part can't be made, such as a certificate file that is unreadable.
+pub fn wire(
+    config: &Config,
+    keys: &[SealKey],
+    guard: &GuardCommand,
+    workers: usize,
+    work: &Work,
+) -> anyhow::Result<Wired> {
+    let keys = Arc::new(KeyRing::new(keys)?);
+    let cap = ProcessCap::new(config.limits.max_processes);
+    let mut backends: BTreeMap<&str, Arc<dyn Backend>> = BTreeMap::new();
+    for (name, backend) in &config.backends {
+        let made = make_backend(config, name, backend, guard, &cap, workers, &work.backends);
+        backends.insert(name, made.with_context(|| format!("backend \"{name}\""))?);
+    }
+    let all: Vec<_> = backends.values().cloned().collect();
+    let named = |name: &str| BackendName::parse(name).ok_or_else(|| anyhow!("\"{name}\" is not a name"));
+    let mut endpoints = vec![Arc::new(Endpoint::new(None, all.clone(), keys.clone()))];
+    for (name, backend) in &backends {
+        endpoints.push(Arc::new(Endpoint::new(Some(named(name)?), vec![backend.clone()], keys.clone())));
+    }
+    for (name, endpoint) in &config.endpoints {
+        let behind = endpoint.backends.iter().filter_map(|b| backends.get(b.as_str()).cloned()).collect();
+        endpoints.push(Arc::new(Endpoint::new(Some(named(name)?), behind, keys.clone())));
+    }
+    let events = Arc::new(MemoryEventLog::new(config.limits.event_log_bytes, config.limits.event_log_ttl));
+    let revocations = Arc::new(MemoryRevocations::default());
+    let front = Front::new(Parts {
+        options: front_options(config),
+        endpoints,
+        keys,
+        events: events.clone(),
+        revocations: revocations.clone(),
+        tasks: work.clients.clone(),
+    });
+    Ok(Wired { front, backends: all, events, revocations })
+}
+
+fn front_options(config: &Config) -> FrontOptions {
+    FrontOptions {
+        max_body_bytes: config.limits.max_body_bytes,
+        max_in_flight: config.limits.max_in_flight,
+        max_sessions: config.limits.max_sessions,
+        max_streams: config.limits.max_streams,
+        session_idle: config.limits.session_idle,
+        keep_alive: config.streams.keep_alive,
+        retry: config.streams.retry,
+        sse_after: config.streams.sse_after,
+        allowed_origins: config.public.allowed_origins.clone(),
+        allowed_hosts: config.public.allowed_hosts.clone(),
+        public_url: config.public.url.clone(),
+        on_loopback: config.public.listen.ip().is_loopback(),
+    }
+}
+
+fn make_backend(
+    config: &Config,
+    name: &str,
+    backend: &config::Backend,
+    guard: &GuardCommand,
+    cap: &ProcessCap,
+    workers: usize,
+    tasks: &Tasks,
+) -> anyhow::Result<Arc<dyn Backend>> {
+    let name = BackendName::parse(name).ok_or_else(|| anyhow!("not a name"))?;
+    let mut options = Options {
+        era: match backend.era {
+            Era::Auto => EraChoice::Auto,
+            Era::Legacy => EraChoice::Legacy,
+            Era::Modern => EraChoice::Modern,
+        },
+        era_ttl: backend.era_ttl,
+        connect_timeout: backend.connect_timeout,
+        first_byte_timeout: backend.first_byte_timeout,
+        idle_timeout: backend.idle_timeout,
+        timeout: backend.timeout,
+        list_timeout: backend.list_timeout,
+        max_result_bytes: config.limits.max_result_bytes,
+        max_event_bytes: config.limits.max_event_bytes,
+        ..Options::new(name.clone())
+    };
+    Ok(match &backend.kind {
+        BackendKind::Http(http) => {
+            let target = Target::parse(http.url.as_str())?;
+            let outbound = Outbound::new(target.uri(), &outbound_options(config, http, &options, workers))?;
+            let transport = match http.transport {
+                Transport::Auto => TransportChoice::Auto,
+                Transport::StreamableHttp => TransportChoice::StreamableHttp,
+                Transport::Sse => TransportChoice::Sse,
+            };
+            HttpBackend::new(target, headers(http)?, transport, outbound, options, tasks.clone())
+        }
+        BackendKind::Stdio(stdio) => {
+            options.start_timeout = stdio.start_timeout;
+            let spec = Spec {
+                args: stdio.args.clone(),
+                env: stdio.env.iter().map(|(key, value)| (key.clone(), value.expose().to_owned())).collect(),
+                cwd: stdio.cwd.clone(),
+                max_line_bytes: config.limits.max_line_bytes,
+                stop_grace: stdio.stop_grace,
+                ..Spec::new(name.as_str(), stdio.command.clone())
+            };
+            let limits = ProcessOptions {
+                max_processes: stdio.max_processes,
+                idle_stop: stdio.idle_stop,
+                max_queue: stdio.max_queue,
+                queue_timeout: stdio.queue_timeout,
+            };
+            StdioBackend::new(spec, guard.clone(), limits, cap.clone(), options, tasks.clone())
+        }
+    })
+}
+
+fn outbound_options(
+    config: &Config,
+    http: &config::HttpBackend,
+    options: &Options,
+    workers: usize,
+) -> OutboundOptions {
+    let own = &http.ca_bundle;
+    let proxy = config.outbound.proxy.as_ref().and_then(|proxy| {
+        let url = proxy.https.as_ref()?.expose().to_owned();
+        Some(Proxy { url, no_proxy: proxy.no_proxy.clone() })
+    });
+    OutboundOptions {
+        ca_bundles: if own.is_empty() { config.outbound.ca_bundle.clone() } else { own.clone() },
+        proxy,
+        connect_timeout: options.connect_timeout,
+        workers,
+    }
+}
+
+fn headers(http: &config::HttpBackend) -> anyhow::Result<HeaderMap> {
+    let mut headers = HeaderMap::new();
+    for (name, value) in &http.headers {
+        let mut value = HeaderValue::from_str(value.expose()).with_context(|| {
+            format!("the value of header \"{name}\" has characters that HTTP does not allow")
+        })?;
+        value.set_sensitive(true);
+        headers.insert(HeaderName::from_bytes(name.as_bytes())?, value);
+    }
+    Ok(headers)
+}

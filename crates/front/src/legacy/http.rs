@@ -1,0 +1,416 @@
+//! Streamable HTTP of 2025-03-26 to 2025-11-25: POST, GET and DELETE on one path.
+
+use std::sync::Arc;
+
+use axum::body::Body;
+use bytes::Bytes;
+use drawbridge_core::call::Call;
+use drawbridge_core::{Answers, Client, Conversing, Endpoint, Principal};
+use drawbridge_wire::message::{Field, Incoming, Invalid};
+use drawbridge_wire::{Kind, Message, Payload, ProtocolVersion, RpcError, code, header, json, method, sse};
+use http::request::Parts;
+use http::{HeaderMap, HeaderValue, Request, Response, StatusCode};
+
+use super::calls::{self, CallMessages, Held, Log, Running};
+use super::encode::Out;
+use super::session::{STANDALONE, Session};
+use super::{handle, resume};
+use crate::Inner;
+use crate::modern::Sessionless;
+use crate::reply::{self, Refusal};
+use crate::stream::{EventBody, StreamPermit};
+
+/// The session that a request names; the same words for every id that is no good.
+fn session_of(inner: &Inner, endpoint: &Arc<Endpoint>, id: &str) -> Result<Arc<Session>, Refusal> {
+    let found = inner.legacy.find(endpoint, id).map_err(|fault| Refusal::unavailable(&fault))?;
+    found.ok_or_else(|| Refusal::not_found("session not found; initialize again"))
+}
+
+/// Checks the version header: absent, or a version of this era.
+fn check_version(headers: &HeaderMap) -> Result<(), Refusal> {
+    match reply::version_header(headers) {
+        Some(named) if ProtocolVersion::parse(named).is_none() => {
+            Err(Refusal::rpc(StatusCode::BAD_REQUEST, None, crate::unsupported_version(named)))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Answers a POST.
+pub(crate) async fn post(
+    inner: &Arc<Inner>,
+    endpoint: &Arc<Endpoint>,
+    head: &Parts,
+    incoming: Incoming,
+) -> Result<Response<Body>, Refusal> {
+    check_version(&head.headers)?;
+    if let Incoming::One(message) = &incoming
+        && message.method() == method::INITIALIZE
+        && message.kind() == Kind::Request
+    {
+        return initialize(inner, endpoint, message).await;
+    }
+    let Some(id) = reply::text(&head.headers, header::SESSION_ID) else {
+        return without_session(inner, endpoint, head, incoming).await;
+    };
+    let session = session_of(inner, endpoint, id)?;
+    session.touch();
+    let messages = match incoming {
+        Incoming::One(message) => vec![Ok(message)],
+        Incoming::Batch(_) if !session.client().version.has_batches() => return Err(no_batches()),
+        Incoming::Batch(messages) => messages,
+    };
+    take(inner, &session, messages).await
+}
+
+fn no_batches() -> Refusal {
+    let error = RpcError::new(code::INVALID_REQUEST, "batches are not part of this protocol version");
+    Refusal::rpc(StatusCode::BAD_REQUEST, None, error)
+}
+
+/// Answers `initialize` and hands out a session id. Nothing is stored.
+pub(super) async fn initialize(
+    inner: &Inner,
+    endpoint: &Arc<Endpoint>,
+    request: &Message,
+) -> Result<Response<Body>, Refusal> {
+    let (client, answer) = agree(endpoint, request).await?;
+    let name = endpoint.name().map(ToString::to_string).unwrap_or_default();
+    let id = inner.legacy.handles.seal(&client, &name);
+    let mut response = reply::message(&answer);
+    if let Ok(value) = HeaderValue::from_str(&id) {
+        response.headers_mut().insert(header::SESSION_ID, value);
+    }
+    Ok(response)
+}
+
+/// What `initialize` comes to: the client and the answer to it.
+pub(super) async fn agree(
+    endpoint: &Arc<Endpoint>,
+    request: &Message,
+) -> Result<(Arc<Client>, Message), Refusal> {
+    let id = request.id();
+    let bad = |what: &str| {
+        Refusal::rpc(StatusCode::BAD_REQUEST, id.clone(), RpcError::new(code::INVALID_PARAMS, what))
+    };
+    let requested =
+        request.text(Field::ProtocolVersion).ok_or_else(|| bad("\"protocolVersion\" must be a string"))?;
+    let object = |field| request.slice(field).filter(|raw: &Bytes| raw.starts_with(b"{"));
+    let client = Arc::new(Client {
+        principal: Principal::anonymous(),
+        version: ProtocolVersion::negotiate(&requested),
+        capabilities: object(Field::Capabilities).unwrap_or_else(|| Bytes::from_static(b"{}")),
+        info: object(Field::ClientInfo),
+        answers: Answers::Live,
+    });
+    let description = endpoint.describe(&client).await.map_err(|fault| {
+        tracing::warn!(error.code = fault.code(), "initialize: {fault}");
+        Refusal::fault(id.clone(), &fault)
+    })?;
+    let version = json::encode_string(client.version.as_str());
+    let mut members = vec![
+        ("protocolVersion", version.as_bytes()),
+        ("capabilities", &description.capabilities[..]),
+        ("serverInfo", &description.server_info[..]),
+    ];
+    members.extend(description.instructions.as_deref().map(|text| ("instructions", text)));
+    members.extend(description.meta.as_deref().map(|meta| ("_meta", meta)));
+    let id = id.clone().ok_or_else(|| bad("\"id\" is missing"))?;
+    Ok((client, Message::result(&id, &json::object(members))))
+}
+
+/// Methods that mean nothing without a session.
+const NEED_SESSION: [&str; 3] =
+    [method::SET_LEVEL, method::RESOURCES_SUBSCRIBE, method::RESOURCES_UNSUBSCRIBE];
+
+/// Some hosts never send the session id back. What needs no session is answered all the same, by a conversation
+/// that clients of the same kind share.
+async fn without_session(
+    inner: &Arc<Inner>,
+    endpoint: &Arc<Endpoint>,
+    head: &Parts,
+    incoming: Incoming,
+) -> Result<Response<Body>, Refusal> {
+    let version = reply::version_header(&head.headers)
+        .and_then(ProtocolVersion::parse)
+        .filter(|v| v.has_initialize())
+        .unwrap_or(ProtocolVersion::V2025_03_26);
+    let needed = |id| {
+        let error = RpcError::new(
+            code::INVALID_REQUEST,
+            "the Mcp-Session-Id header that initialize handed out is missing",
+        );
+        Refusal::rpc(StatusCode::BAD_REQUEST, id, error)
+    };
+    let message = match incoming {
+        Incoming::One(message) => message,
+        Incoming::Batch(_) if !version.has_batches() => return Err(no_batches()),
+        Incoming::Batch(_) => return Err(needed(None)),
+    };
+    let id = message.id();
+    match message.kind() {
+        Kind::Notification if message.method() == method::INITIALIZED => return Ok(reply::accepted()),
+        Kind::Request if !NEED_SESSION.contains(&message.method().as_ref()) => {}
+        Kind::Request => return Err(needed(id)),
+        _ => return Err(needed(None)),
+    }
+    let client = Arc::new(Client {
+        principal: Principal::anonymous(),
+        version,
+        capabilities: Bytes::from_static(b"{}"),
+        info: None,
+        answers: Answers::Live,
+    });
+    let session = Session::new(
+        handle::key(""),
+        client.clone(),
+        endpoint.clone(),
+        inner.legacy.instance.clone(),
+        inner.legacy.events.clone(),
+    );
+    let Some(id) = id else { return Err(needed(None)) };
+    if message.method() == method::PING {
+        return Ok(reply::message(&Message::result(&id, b"{}")));
+    }
+    let who: Arc<dyn Conversing> =
+        Arc::new(Sessionless { client: client.clone(), endpoint: endpoint.clone() });
+    let call = Call { request: message.clone(), client, params_headers: smallvec::SmallVec::new() };
+    let events = endpoint.call(&who, call);
+    let messages = CallMessages::of(&session, id, message.method().into_owned(), events);
+    respond(inner, Held::new(Running::new(vec![messages]), inner.tasks.clone()), 1, false, None).await
+}
+
+/// Takes the messages of one POST of a session.
+async fn take(
+    inner: &Arc<Inner>,
+    session: &Arc<Session>,
+    messages: Vec<Result<Message, Invalid>>,
+) -> Result<Response<Body>, Refusal> {
+    let batch = messages.len() > 1;
+    let mut calls = Vec::new();
+    let mut answered: Vec<Message> = Vec::new();
+    for message in messages {
+        match message {
+            Err(invalid) => answered.push(invalid.to_rpc_error().to_message(invalid.id.as_ref())),
+            Ok(message) => match receive(inner, session, message)? {
+                Received::Call(call) => calls.push(*call),
+                Received::Answer(answer) => answered.push(*answer),
+                Received::Nothing => {}
+            },
+        }
+    }
+    if calls.is_empty() {
+        return Ok(match answered.as_slice() {
+            [] => reply::accepted(),
+            [answer] if !batch => reply::message(answer),
+            answers => reply::json(
+                StatusCode::OK,
+                Payload::from(json::array(answers.iter().map(|m| &m.bytes()[..]))),
+            ),
+        });
+    }
+    let count = calls.len();
+    let held = Held::new(Running::new(calls), inner.tasks.clone());
+    let early = answered.into_iter().map(|m| Payload::from(m.bytes().clone())).collect();
+    respond(inner, held, count, batch, Some((session, early))).await
+}
+
+pub(super) enum Received {
+    Call(Box<CallMessages>),
+    Answer(Box<Message>),
+    Nothing,
+}
+
+/// Takes one message of a client in a session, over either transport.
+pub(super) fn receive(inner: &Inner, session: &Arc<Session>, message: Message) -> Result<Received, Refusal> {
+    match message.kind() {
+        Kind::Result | Kind::Error => session.answer(message),
+        Kind::Notification => match message.method().as_ref() {
+            method::INITIALIZED => {}
+            method::CANCELLED => {
+                if let Some(id) = message.slice(Field::RequestId).and_then(drawbridge_wire::Id::from_literal)
+                {
+                    session.cancel(&id);
+                }
+            }
+            _ => {
+                let session = session.clone();
+                inner.tasks.spawn("notify backends", async move { session.notify(message).await });
+            }
+        },
+        Kind::Request => {
+            let id = message.id();
+            let refused =
+                |what: &str| Box::new(RpcError::new(code::INVALID_REQUEST, what).to_message(id.as_ref()));
+            return Ok(match message.method().as_ref() {
+                method::PING => {
+                    let answer = id.as_ref().map(|id| Message::result(id, b"{}"));
+                    answer.map_or(Received::Nothing, |answer| Received::Answer(Box::new(answer)))
+                }
+                method::INITIALIZE => {
+                    Received::Answer(refused("initialize must come alone, to open a session"))
+                }
+                // A method of the other era; answering it from a session would mix the two.
+                method::DISCOVER | method::LISTEN => {
+                    let error = RpcError::new(
+                        code::METHOD_NOT_FOUND,
+                        format!("method not found: {}", message.method()),
+                    );
+                    Received::Answer(Box::new(error.to_message(id.as_ref())))
+                }
+                _ => match CallMessages::start(session, message) {
+                    Some(call) => Received::Call(Box::new(call)),
+                    None => Received::Nothing,
+                },
+            });
+        }
+    }
+    Ok(Received::Nothing)
+}
+
+impl Received {
+    /// The call, or the answer that is there already.
+    pub(super) fn split(self) -> (Option<CallMessages>, Option<Message>) {
+        match self {
+            Self::Call(call) => (Some(*call), None),
+            Self::Answer(answer) => (None, Some(*answer)),
+            Self::Nothing => (None, None),
+        }
+    }
+}
+
+/// Answers with JSON if the answers come soon and nothing comes before them, else with a stream.
+async fn respond(
+    inner: &Arc<Inner>,
+    mut held: Held,
+    count: usize,
+    batch: bool,
+    session: Option<(&Arc<Session>, Vec<Payload>)>,
+) -> Result<Response<Body>, Refusal> {
+    let mut ready = Vec::new();
+    let early = session.as_ref().map_or(0, |(_, early)| early.len());
+    let all_terminal = async {
+        loop {
+            match std::future::poll_fn(|cx| held.poll_message(cx)).await {
+                Some(Out { payload, terminal: true }) => {
+                    ready.push(payload);
+                    if ready.len() == count {
+                        return Some(true);
+                    }
+                }
+                Some(out) => {
+                    ready.push(out.payload);
+                    return None;
+                }
+                // The rest was cancelled.
+                None => return Some(!ready.is_empty()),
+            }
+        }
+    };
+    let outcome = tokio::time::timeout(inner.options.sse_after, all_terminal).await;
+    let (session, mut answers) = session.map_or((None, Vec::new()), |(s, early)| (Some(s), early));
+    answers.append(&mut ready);
+    if let Ok(Some(answered)) = outcome {
+        // Whoever cancels a call gets no answer to it.
+        if !answered && early == 0 {
+            return Ok(reply::event_stream(Body::empty()));
+        }
+        return Ok(reply::json(StatusCode::OK, joined(answers, batch)));
+    }
+    let permit = StreamPermit::take(&inner.streams, inner.options.max_streams)
+        .map_err(|f| Refusal::unavailable(&f))?;
+    let mut opening = bytes::BytesMut::from(&b":\n\n"[..]);
+    if let Some(session) = session {
+        let stream = held.first_serial().unwrap_or(STANDALONE);
+        let log = Log::new(session, stream);
+        if session.client().version.primes_streams() {
+            let retry = u64::try_from(inner.options.retry.as_millis()).ok();
+            opening.extend_from_slice(&sse::encode_priming(&log.event_id(0), retry));
+        }
+        held.log(log);
+    }
+    for payload in answers {
+        held.write(payload).pieces().iter().for_each(|piece| opening.extend_from_slice(piece));
+    }
+    let body = EventBody::body(opening.freeze(), calls::stream_of(held), &inner.options, permit);
+    Ok(reply::event_stream(body))
+}
+
+fn joined(mut answers: Vec<Payload>, batch: bool) -> Payload {
+    if !batch && answers.len() == 1 {
+        return answers.swap_remove(0);
+    }
+    let answers: Vec<Bytes> = answers.into_iter().map(Payload::into_bytes).collect();
+    Payload::from(json::array(answers.iter().map(|a| &a[..])))
+}
+
+/// Answers a GET: the standalone stream, or the rest of the stream that `Last-Event-ID` names.
+pub(crate) async fn get(
+    inner: &Arc<Inner>,
+    endpoint: &Arc<Endpoint>,
+    request: &Request<Body>,
+) -> Result<Response<Body>, Refusal> {
+    let headers = request.headers();
+    check_version(headers)?;
+    if !reply::accepts(headers, "text/event-stream") {
+        return Err(Refusal::status(StatusCode::NOT_ACCEPTABLE, "Accept must list text/event-stream"));
+    }
+    let Some(id) = reply::text(headers, header::SESSION_ID) else {
+        return Err(Refusal::status(
+            StatusCode::METHOD_NOT_ALLOWED,
+            "a stream needs the Mcp-Session-Id that initialize hands out; clients of 2024-11-05 use the path ending in /sse",
+        ));
+    };
+    let session = session_of(inner, endpoint, id)?;
+    let permit = StreamPermit::take(&inner.streams, inner.options.max_streams)
+        .map_err(|f| Refusal::unavailable(&f))?;
+    let place = reply::text(headers, header::LAST_EVENT_ID)
+        .and_then(|id| resume::parse_event_id(&session.instance, id));
+    let mut opening = bytes::BytesMut::from(&b":\n\n"[..]);
+    let source = match place {
+        Some(place) if place.stream != STANDALONE => {
+            let key = drawbridge_core::event_log::StreamKey { session: session.key, stream: place.stream };
+            match session.events.read_after(key, place.seq).await {
+                Some(_) => resume::call(&session, place),
+                // Forgotten: a stream without a replay, which never carries another stream's messages.
+                None => resume::standalone(&session, None),
+            }
+        }
+        Some(place) => {
+            let key = drawbridge_core::event_log::StreamKey { session: session.key, stream: STANDALONE };
+            let page = session.events.read_after(key, place.seq).await;
+            resume::standalone(&session, page.map(|page| (place.seq, page)))
+        }
+        None => resume::standalone(&session, None),
+    };
+    if place.is_none() && session.client().version.primes_streams() {
+        let retry = u64::try_from(inner.options.retry.as_millis()).ok();
+        let first = calls::event_id(&session.instance, STANDALONE, session.standalone_seq());
+        opening.extend_from_slice(&sse::encode_priming(&first, retry));
+    }
+    let source = until_drain(inner, source);
+    Ok(reply::event_stream(EventBody::body(opening.freeze(), source, &inner.options, permit)))
+}
+
+/// The same stream, ended when the gateway drains: the client comes back to another instance.
+fn until_drain(inner: &Inner, source: crate::stream::Source) -> crate::stream::Source {
+    use futures_util::StreamExt as _;
+    Box::pin(source.take_until(inner.tasks.drain_token().clone().cancelled_owned()))
+}
+
+/// Answers a DELETE: the session is over.
+pub(crate) fn delete(
+    inner: &Inner,
+    endpoint: &Arc<Endpoint>,
+    request: &Request<Body>,
+) -> Result<Response<Body>, Refusal> {
+    check_version(request.headers())?;
+    let Some(id) = reply::text(request.headers(), header::SESSION_ID) else {
+        return Err(Refusal::status(StatusCode::BAD_REQUEST, "the Mcp-Session-Id header is missing"));
+    };
+    let session = session_of(inner, endpoint, id)?;
+    inner.legacy.end(id, session.key);
+    let mut response = Response::new(Body::empty());
+    *response.status_mut() = StatusCode::NO_CONTENT;
+    Ok(response)
+}

@@ -1,0 +1,394 @@
+//! What an instance keeps for a session: everything here can be lost without ending the session.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use drawbridge_core::backend::{Scope, Unsolicited};
+use drawbridge_core::call::{Ask, AskKey, Event};
+use drawbridge_core::event_log::{EventLog, SessionKey, StreamKey};
+use drawbridge_core::{Client, Conversation, Conversing, Endpoint};
+use drawbridge_wire::{Id, Message, RpcError, code};
+use futures_util::task::AtomicWaker;
+use parking_lot::Mutex;
+use smallvec::SmallVec;
+use tokio::sync::oneshot;
+
+use super::encode;
+
+/// The standalone stream's number; streams of calls have others.
+pub(super) const STANDALONE: u64 = 0;
+/// Messages that wait for a client to open its standalone stream; the oldest go first.
+const MAX_WAITING: usize = 256;
+/// Asks that wait for an answer at once, per session.
+const MAX_ASKS: usize = 256;
+
+/// A call in flight.
+pub(super) struct InFlight {
+    pub(super) serial: u64,
+    pub(super) id: Id,
+    /// Events that came outside of the call and are for its stream.
+    inbox: Mutex<VecDeque<Event>>,
+    pub(super) waker: AtomicWaker,
+    cancelled: AtomicBool,
+    /// Somebody resumed its stream, so whoever writes it now must stop.
+    displaced: AtomicBool,
+    /// The number of its stream, once it has one.
+    stream: AtomicU64,
+}
+
+impl InFlight {
+    pub(super) fn take(&self) -> Option<Event> {
+        self.inbox.lock().pop_front()
+    }
+
+    pub(super) fn is_cancelled(&self) -> bool {
+        self.cancelled.load(Ordering::Acquire)
+    }
+
+    /// Whether the connection that reads the call has lost it to another; true once.
+    pub(super) fn take_displaced(&self) -> bool {
+        self.displaced.swap(false, Ordering::AcqRel)
+    }
+
+    pub(super) fn set_stream(&self, stream: u64) {
+        self.stream.store(stream, Ordering::Release);
+    }
+}
+
+/// The stream that belongs to no call.
+#[derive(Default)]
+struct Standalone {
+    seq: u64,
+    waiting: VecDeque<(u64, Bytes)>,
+    /// Which opening of the stream is the receiver; 0: none is open.
+    receiver: u64,
+    openings: u64,
+}
+
+struct Pending {
+    reply: oneshot::Sender<Message>,
+    /// The call on whose stream it was asked.
+    serial: Option<u64>,
+}
+
+#[derive(Default)]
+struct State {
+    conversations: SmallVec<[(usize, Arc<dyn Conversation>); 1]>,
+    in_flight: Vec<Arc<InFlight>>,
+    asks: HashMap<AskKey, Pending>,
+    standalone: Standalone,
+}
+
+/// A session on this instance.
+pub struct Session {
+    me: Weak<Session>,
+    pub(super) key: SessionKey,
+    client: Arc<Client>,
+    /// The client as backends see it.
+    towards: Arc<Client>,
+    pub(super) endpoint: Arc<Endpoint>,
+    pub(super) instance: Arc<str>,
+    pub(super) events: Arc<dyn EventLog>,
+    state: Mutex<State>,
+    used: Mutex<Instant>,
+    standalone_waker: AtomicWaker,
+    ended: AtomicBool,
+}
+
+impl Session {
+    pub(super) fn new(
+        key: SessionKey,
+        client: Arc<Client>,
+        endpoint: Arc<Endpoint>,
+        instance: Arc<str>,
+        events: Arc<dyn EventLog>,
+    ) -> Arc<Self> {
+        Arc::new_cyclic(|me| Self {
+            me: me.clone(),
+            key,
+            towards: endpoint.towards_backends(&client),
+            client,
+            endpoint,
+            instance,
+            events,
+            state: Mutex::default(),
+            used: Mutex::new(Instant::now()),
+            standalone_waker: AtomicWaker::new(),
+            ended: AtomicBool::new(false),
+        })
+    }
+
+    pub(super) fn belongs_to(&self, endpoint: &Arc<Endpoint>) -> bool {
+        Arc::ptr_eq(&self.endpoint, endpoint)
+    }
+
+    pub(super) fn touch(&self) {
+        *self.used.lock() = Instant::now();
+    }
+
+    /// For how long nothing has used the session; `None` while something does.
+    pub(super) fn idle_for(&self) -> Option<Duration> {
+        let state = self.state.lock();
+        let busy = !state.in_flight.is_empty() || state.standalone.receiver != 0;
+        (!busy).then(|| self.used.lock().elapsed())
+    }
+
+    pub(super) fn is_ended(&self) -> bool {
+        self.ended.load(Ordering::Acquire)
+    }
+
+    /// Ends its streams.
+    pub(super) fn end_streams(&self) {
+        self.ended.store(true, Ordering::Release);
+        self.standalone_waker.wake();
+        for call in &self.state.lock().in_flight {
+            call.cancelled.store(true, Ordering::Release);
+            call.waker.wake();
+        }
+    }
+
+    /// Ends its conversations with backends.
+    pub(super) async fn close(&self) {
+        let conversations = std::mem::take(&mut self.state.lock().conversations);
+        for (_, conversation) in conversations {
+            conversation.close().await;
+        }
+    }
+
+    /// Enters a call. Serial numbers are unique in the process, so they can name its stream too.
+    pub(super) fn begin(&self, id: Id) -> Arc<InFlight> {
+        static NEXT: AtomicU64 = AtomicU64::new(STANDALONE + 1);
+        let call = Arc::new(InFlight {
+            serial: NEXT.fetch_add(1, Ordering::Relaxed),
+            id,
+            inbox: Mutex::default(),
+            waker: AtomicWaker::new(),
+            cancelled: AtomicBool::new(false),
+            displaced: AtomicBool::new(false),
+            stream: AtomicU64::new(STANDALONE),
+        });
+        self.state.lock().in_flight.push(call.clone());
+        self.touch();
+        call
+    }
+
+    /// A call has ended: what waited for it waits no more.
+    pub(super) fn finish(&self, call: &InFlight) {
+        let mut state = self.state.lock();
+        state.in_flight.retain(|c| c.serial != call.serial);
+        state.asks.retain(|_, pending| pending.serial != Some(call.serial));
+        drop(state);
+        self.touch();
+    }
+
+    /// Cancels the calls with this id; equal ids in flight are all meant.
+    pub(super) fn cancel(&self, id: &Id) {
+        let id = id.canonical();
+        for call in self.state.lock().in_flight.iter().filter(|c| c.id.canonical() == id) {
+            call.cancelled.store(true, Ordering::Release);
+            call.waker.wake();
+        }
+    }
+
+    /// Takes the stream of a call away from the connection that has it.
+    pub(super) fn displace(&self, stream: u64) {
+        let state = self.state.lock();
+        if let Some(call) = state.in_flight.iter().find(|c| c.stream.load(Ordering::Acquire) == stream) {
+            call.displaced.store(true, Ordering::Release);
+            call.waker.wake();
+        }
+    }
+
+    /// The id under which a client is asked.
+    pub(super) fn ask_id(&self, key: AskKey) -> Id {
+        Id::from_text(&format!("{}-{}", self.instance, key.0))
+    }
+
+    /// Enters an ask; returns the request for the client, or refuses it if the client did not declare that it can
+    /// answer or has too many to answer already.
+    pub(super) fn enter_ask(&self, ask: Ask, serial: Option<u64>) -> Option<Message> {
+        let method = ask.request.method();
+        let reply = ask.reply?;
+        let mut state = self.state.lock();
+        if !encode::can_answer(&self.client, &method) || state.asks.len() >= MAX_ASKS {
+            drop(state);
+            let error = RpcError::new(code::METHOD_NOT_FOUND, format!("the client does not offer {method}"));
+            let _ = reply.send(error.to_message(ask.request.id().as_ref()));
+            return None;
+        }
+        state.asks.insert(ask.key, Pending { reply, serial });
+        drop(state);
+        Some(drawbridge_wire::Edit::new(&ask.request).id(&self.ask_id(ask.key)).into_message())
+    }
+
+    /// Takes the client's response to an ask; one that nobody waits for is ignored.
+    pub(super) fn answer(&self, response: Message) {
+        self.touch();
+        let key = response.id().and_then(|id| {
+            let text = id.text()?.into_owned();
+            let (instance, key) = text.split_once('-')?;
+            (*instance == *self.instance).then(|| key.parse().ok().map(AskKey)).flatten()
+        });
+        let pending = key.and_then(|key| self.state.lock().asks.remove(&key));
+        if let Some(pending) = pending {
+            // The call may have ended meanwhile.
+            let _ = pending.reply.send(response);
+        }
+    }
+
+    /// Forgets an ask that the backend took back. Returns whether the client was asked.
+    pub(super) fn withdraw(&self, key: AskKey) -> bool {
+        self.state.lock().asks.remove(&key).is_some()
+    }
+
+    /// Passes a notification of the client on to all backends that are in conversation.
+    pub(super) async fn notify(&self, notification: Message) {
+        self.touch();
+        let conversations: Vec<_> = self.state.lock().conversations.iter().map(|(_, c)| c.clone()).collect();
+        for conversation in conversations {
+            conversation.notify(notification.clone()).await;
+        }
+    }
+
+    /// Opens the standalone stream: the opening becomes the receiver, an older one ends. `replay` is what the
+    /// client has seen, if it resumes.
+    pub(super) fn open_standalone(&self, seen: Option<u64>) -> u64 {
+        let opening = {
+            let mut state = self.state.lock();
+            let standalone = &mut state.standalone;
+            standalone.openings += 1;
+            standalone.receiver = standalone.openings;
+            if let Some(seen) = seen {
+                standalone.waiting.retain(|(seq, _)| *seq > seen);
+            }
+            standalone.openings
+        };
+        self.standalone_waker.wake();
+        self.touch();
+        for index in 0..self.endpoint.backends().len() {
+            self.conversation(index).listen();
+        }
+        opening
+    }
+
+    /// The number of the latest message of the standalone stream.
+    pub(super) fn standalone_seq(&self) -> u64 {
+        let state = self.state.lock();
+        let waiting = state.standalone.waiting.len() as u64;
+        state.standalone.seq - waiting
+    }
+
+    /// Closes an opening of the standalone stream.
+    pub(super) fn close_standalone(&self, opening: u64) {
+        let mut state = self.state.lock();
+        if state.standalone.receiver == opening {
+            state.standalone.receiver = 0;
+        }
+        drop(state);
+        self.touch();
+    }
+
+    /// The next message of the standalone stream: `Err` when this opening is not the receiver any more.
+    pub(super) fn next_standalone(
+        &self,
+        opening: u64,
+        cx: &std::task::Context<'_>,
+    ) -> Result<Option<(u64, Bytes)>, Displaced> {
+        self.standalone_waker.register(cx.waker());
+        let mut state = self.state.lock();
+        if state.standalone.receiver != opening || self.is_ended() {
+            // The new receiver has to be woken in this one's place.
+            drop(state);
+            self.standalone_waker.wake();
+            return Err(Displaced);
+        }
+        Ok(state.standalone.waiting.pop_front())
+    }
+
+    fn put_standalone(&self, state: &mut State, text: Bytes) {
+        let standalone = &mut state.standalone;
+        standalone.seq += 1;
+        let key = StreamKey { session: self.key, stream: STANDALONE };
+        self.events.append(key, standalone.seq, text.clone());
+        if standalone.waiting.len() == MAX_WAITING {
+            standalone.waiting.pop_front();
+        }
+        standalone.waiting.push_back((standalone.seq, text));
+    }
+}
+
+/// Another stream is the receiver now.
+pub(super) struct Displaced;
+
+impl Conversing for Session {
+    fn client(&self) -> &Arc<Client> {
+        &self.client
+    }
+
+    fn conversation(&self, index: usize) -> Arc<dyn Conversation> {
+        let mut state = self.state.lock();
+        if let Some((_, conversation)) = state.conversations.iter().find(|(i, _)| *i == index) {
+            return conversation.clone();
+        }
+        let sink: Weak<dyn Unsolicited> = self.me.clone();
+        let backend = self.endpoint.backends()[index].clone();
+        let conversation = backend.open(&self.towards, Scope::Session, Some(sink));
+        state.conversations.push((index, conversation.clone()));
+        conversation
+    }
+}
+
+impl Unsolicited for Session {
+    /// An ask goes to the call in flight if there is just one, since a backend asks because it was called; all
+    /// else goes to the standalone stream, or waits for it, or, if the client has none, to the call in flight.
+    fn deliver(&self, event: Event) {
+        let mut state = self.state.lock();
+        let only = (state.in_flight.len() == 1).then(|| state.in_flight[0].clone());
+        let to_call = match &event {
+            Event::Asks(_) | Event::Withdraw(_) => only,
+            _ => only.filter(|_| state.standalone.openings == 0),
+        };
+        if let Some(call) = to_call {
+            drop(state);
+            let mut inbox = call.inbox.lock();
+            if inbox.len() < MAX_WAITING {
+                inbox.push_back(event);
+            }
+            drop(inbox);
+            call.waker.wake();
+            return;
+        }
+        match event {
+            Event::Notify(message) => {
+                let text = encode::notification(&message);
+                self.put_standalone(&mut state, text);
+            }
+            Event::Asks(round) => {
+                drop(state);
+                let asks: Vec<Bytes> = round
+                    .asks
+                    .into_iter()
+                    .filter_map(|ask| self.enter_ask(ask, None))
+                    .map(|request| request.bytes().clone())
+                    .collect();
+                state = self.state.lock();
+                asks.into_iter().for_each(|text| self.put_standalone(&mut state, text));
+            }
+            Event::Withdraw(key) => {
+                drop(state);
+                if self.withdraw(key) {
+                    let text = encode::withdrawal(&self.ask_id(key));
+                    self.put_standalone(&mut self.state.lock(), text);
+                }
+                self.standalone_waker.wake();
+                return;
+            }
+            Event::Done(_) | Event::Fail(_) => {}
+        }
+        drop(state);
+        self.standalone_waker.wake();
+    }
+}

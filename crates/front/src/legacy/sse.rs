@@ -1,0 +1,204 @@
+//! HTTP+SSE of 2024-11-05: the client holds a stream open and posts its messages to the URL that the stream names
+//! first. The connection is the session.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::task::Poll;
+
+use axum::body::Body;
+use bytes::{Bytes, BytesMut};
+use drawbridge_core::Endpoint;
+use drawbridge_wire::message::Incoming;
+use drawbridge_wire::{Kind, Message, Payload, method, sse};
+use futures_util::StreamExt as _;
+use http::{Request, Response, StatusCode};
+use parking_lot::Mutex;
+use tokio::sync::mpsc;
+
+use super::http::{agree, receive};
+use super::session::Session;
+use super::{handle, resume};
+use crate::Inner;
+use crate::body;
+use crate::reply::{self, Refusal};
+use crate::route::Route;
+use crate::stream::{EventBody, StreamPermit};
+
+/// Messages that were not written yet; a client that reads slower than this loses its connection.
+const MAX_QUEUED: usize = 1024;
+
+struct Connection {
+    out: mpsc::Sender<Bytes>,
+    endpoint: Arc<Endpoint>,
+    session: Mutex<Option<Arc<Session>>>,
+    /// Ends everything that belongs to the connection.
+    closed: tokio_util::sync::CancellationToken,
+}
+
+/// The open connections of this instance, by the id in their URL.
+#[derive(Default)]
+pub(crate) struct Connections(Mutex<HashMap<String, Arc<Connection>>>);
+
+/// Takes a connection out when its stream is dropped.
+struct Open {
+    inner: Arc<Inner>,
+    id: String,
+    connection: Arc<Connection>,
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.inner.legacy.connections.0.lock().remove(&self.id);
+        self.connection.closed.cancel();
+        let session = self.connection.session.lock().take();
+        if let Some(session) = session {
+            session.end_streams();
+            self.inner.tasks.spawn("end session", async move { session.close().await });
+        }
+    }
+}
+
+/// Opens the stream.
+pub(crate) fn open(
+    inner: &Arc<Inner>,
+    route: &Route,
+    endpoint: &Arc<Endpoint>,
+    request: &Request<Body>,
+) -> Result<Response<Body>, Refusal> {
+    if !reply::accepts(request.headers(), "text/event-stream") {
+        return Err(Refusal::status(StatusCode::NOT_ACCEPTABLE, "Accept must list text/event-stream"));
+    }
+    let permit = StreamPermit::take(&inner.streams, inner.options.max_streams)
+        .map_err(|f| Refusal::unavailable(&f))?;
+    let id: String = rand::random::<[u8; 24]>().iter().map(|b| format!("{b:02x}")).collect();
+    let path = match &route.endpoint {
+        Some(name) => format!("/mcp/{name}/messages"),
+        None => "/mcp/messages".to_owned(),
+    };
+    let (out, mut messages) = mpsc::channel(MAX_QUEUED);
+    let connection = Arc::new(Connection {
+        out,
+        endpoint: endpoint.clone(),
+        session: Mutex::default(),
+        closed: tokio_util::sync::CancellationToken::new(),
+    });
+    inner.legacy.connections.0.lock().insert(id.clone(), connection.clone());
+    let first = sse::encode_named(
+        Some("endpoint"),
+        None,
+        Payload::from(Bytes::from(format!("{path}?sessionId={id}"))),
+    );
+    let open = Open { inner: inner.clone(), id, connection };
+    let mut draining = Box::pin(inner.tasks.drain_token().clone().cancelled_owned());
+    let source: crate::stream::Source = Box::pin(futures_util::stream::poll_fn(move |cx| {
+        if open.connection.closed.is_cancelled() || draining.as_mut().poll(cx).is_ready() {
+            return Poll::Ready(None);
+        }
+        let next = std::task::ready!(messages.poll_recv(cx));
+        Poll::Ready(next.map(|text| sse::encode_named(Some("message"), None, Payload::from(text))))
+    }));
+    let opening = BytesMut::from(&first.into_bytes()[..]).freeze();
+    Ok(reply::event_stream(EventBody::body(opening, source, &inner.options, permit)))
+}
+
+/// Takes a message. What it leads to comes on the stream.
+pub(crate) async fn post(inner: &Arc<Inner>, request: Request<Body>) -> Result<Response<Body>, Refusal> {
+    let (head, body) = request.into_parts();
+    let query = head.uri.query().unwrap_or_default();
+    let id = url::form_urlencoded::parse(query.as_bytes()).find(|(key, _)| key == "sessionId");
+    let connection = id.and_then(|(_, id)| inner.legacy.connections.0.lock().get(id.as_ref()).cloned());
+    let connection = connection.ok_or_else(|| Refusal::not_found("session not found; connect again"))?;
+    let text = body::read(body, inner.options.max_body_bytes).await?;
+    let message = match Incoming::parse(text, 1).map_err(|e| Refusal::invalid(&e))? {
+        Incoming::One(message) => message,
+        Incoming::Batch(_) => {
+            return Err(Refusal::status(StatusCode::BAD_REQUEST, "batches are not part of this transport"));
+        }
+    };
+    let session = connection.session.lock().clone();
+    match session {
+        None if message.method() == method::INITIALIZE && message.kind() == Kind::Request => {
+            initialize(inner, &connection, message);
+        }
+        None if message.method() == method::PING => answer_ping(&connection, &message),
+        None => return Err(Refusal::status(StatusCode::BAD_REQUEST, "initialize first")),
+        Some(session) => dispatch(inner, &connection, &session, message)?,
+    }
+    Ok(reply::accepted())
+}
+
+fn answer_ping(connection: &Connection, message: &Message) {
+    if let Some(id) = message.id() {
+        send(connection, Message::result(&id, b"{}").bytes().clone());
+    }
+}
+
+/// Puts a message on the stream; a client that does not read is let go.
+fn send(connection: &Connection, text: Bytes) {
+    if connection.out.try_send(text).is_err() {
+        connection.closed.cancel();
+    }
+}
+
+fn initialize(inner: &Arc<Inner>, connection: &Arc<Connection>, message: Message) {
+    let (inner_, connection) = (inner.clone(), connection.clone());
+    inner.tasks.spawn("initialize", async move {
+        match agree(&connection.endpoint, &message).await {
+            Ok((client, answer)) => {
+                let key = handle::key(&format!("sse {:x}", rand::random::<u128>()));
+                let legacy = &inner_.legacy;
+                let session = Session::new(
+                    key,
+                    client,
+                    connection.endpoint.clone(),
+                    legacy.instance.clone(),
+                    legacy.events.clone(),
+                );
+                *connection.session.lock() = Some(session.clone());
+                send(&connection, answer.bytes().clone());
+                follow_standalone(&inner_, &connection, &session);
+            }
+            Err(refusal) => send(&connection, refusal.message().bytes().clone()),
+        }
+    });
+}
+
+/// What comes outside of calls goes to the one stream that there is.
+fn follow_standalone(inner: &Arc<Inner>, connection: &Arc<Connection>, session: &Arc<Session>) {
+    let mut messages = resume::standalone_messages(session);
+    let connection = connection.clone();
+    inner.tasks.spawn("standalone stream", async move {
+        let closed = connection.closed.clone();
+        let follow = async {
+            while let Some(text) = messages.next().await {
+                send(&connection, text);
+            }
+        };
+        closed.run_until_cancelled(follow).await;
+    });
+}
+
+fn dispatch(
+    inner: &Arc<Inner>,
+    connection: &Arc<Connection>,
+    session: &Arc<Session>,
+    message: Message,
+) -> Result<(), Refusal> {
+    let (call, answer) = receive(inner, session, message)?.split();
+    if let Some(answer) = answer {
+        send(connection, answer.bytes().clone());
+    }
+    let Some(mut call) = call else { return Ok(()) };
+    let connection = connection.clone();
+    inner.tasks.spawn("call", async move {
+        let closed = connection.closed.clone();
+        let run = async {
+            while let Some(out) = call.next().await {
+                send(&connection, out.payload.into_bytes());
+            }
+        };
+        // Closing the connection ends the session, and with it the call.
+        closed.run_until_cancelled(run).await;
+    });
+    Ok(())
+}

@@ -1,0 +1,215 @@
+//! The stateless face (MCP 2026-07-28): each POST carries all there is to know.
+
+mod check;
+mod encode;
+
+use std::sync::Arc;
+use std::task::Poll;
+
+use axum::body::Body;
+use bytes::Bytes;
+use drawbridge_core::backend::Scope;
+use drawbridge_core::call::{Call, Event, Events};
+use drawbridge_core::{Answers, Client, Conversation, Conversing, Endpoint, Principal};
+use drawbridge_wire::message::{Field, Incoming};
+use drawbridge_wire::{Kind, Message, ProtocolVersion, code, header, json, method, sse};
+use futures_util::StreamExt as _;
+use http::request::Parts;
+use http::{Response, StatusCode};
+
+use crate::Inner;
+use crate::reply::{self, Refusal};
+use crate::stream::{EventBody, StreamPermit};
+use encode::{Encoder, Out};
+
+/// Whether a POST is one of this face: it claims a version that is not of the legacy era.
+pub(crate) fn claims(head: &Parts, incoming: &Incoming) -> bool {
+    let is_legacy =
+        |version: &str| ProtocolVersion::parse(version).is_some_and(ProtocolVersion::has_initialize);
+    let header = reply::version_header(&head.headers);
+    let own = match incoming {
+        Incoming::One(message) => message.text(Field::MetaProtocolVersion),
+        Incoming::Batch(_) => None,
+    };
+    match (own, header) {
+        (Some(own), _) => !is_legacy(&own),
+        (None, Some(header)) => !is_legacy(header),
+        (None, None) => false,
+    }
+}
+
+/// Somebody without a session.
+pub(crate) struct Sessionless {
+    pub(crate) client: Arc<Client>,
+    pub(crate) endpoint: Arc<Endpoint>,
+}
+
+impl Conversing for Sessionless {
+    fn client(&self) -> &Arc<Client> {
+        &self.client
+    }
+
+    fn conversation(&self, index: usize) -> Arc<dyn Conversation> {
+        let client = self.endpoint.towards_backends(&self.client);
+        self.endpoint.backends()[index].clone().open(&client, Scope::Profile, None)
+    }
+}
+
+/// Answers a POST.
+pub(crate) async fn post(
+    inner: &Arc<Inner>,
+    endpoint: &Arc<Endpoint>,
+    head: &Parts,
+    incoming: Incoming,
+) -> Result<Response<Body>, Refusal> {
+    let Incoming::One(message) = incoming else {
+        let error = drawbridge_wire::RpcError::new(
+            code::INVALID_REQUEST,
+            "batches are not part of this protocol version",
+        );
+        return Err(Refusal::rpc(StatusCode::BAD_REQUEST, None, error));
+    };
+    match message.kind() {
+        Kind::Request => {}
+        // A client has nothing to notify here; cancelling is closing the stream.
+        Kind::Notification => return Ok(reply::accepted()),
+        Kind::Result | Kind::Error => {
+            let error = drawbridge_wire::RpcError::new(
+                code::INVALID_REQUEST,
+                "clients send no responses in this protocol version",
+            );
+            return Err(Refusal::rpc(StatusCode::BAD_REQUEST, None, error));
+        }
+    }
+    let client = Arc::new(check::request(&message, &head.headers)?);
+    if message.method() == method::DISCOVER {
+        return discover(endpoint, &client, &message).await;
+    }
+    call(inner, endpoint, client, message, &head.headers).await
+}
+
+/// Answers `server/discover` with what the endpoint is to this client, in the versions of the gateway.
+async fn discover(
+    endpoint: &Arc<Endpoint>,
+    client: &Arc<Client>,
+    request: &Message,
+) -> Result<Response<Body>, Refusal> {
+    let id = request.id();
+    let description = endpoint.describe(client).await.map_err(|fault| {
+        tracing::warn!(error.code = fault.code(), "discover: {fault}");
+        Refusal::fault(id.clone(), &fault)
+    })?;
+    let versions: Vec<String> = ProtocolVersion::ALL.iter().rev().map(|v| format!("\"{v}\"")).collect();
+    let versions = format!("[{}]", versions.join(","));
+    let meta = description.meta.clone().unwrap_or_else(|| Bytes::from_static(b"{}"));
+    let meta = json::replace_member(&meta, Field::ResultServerInfo.key(), &description.server_info);
+    let (ttl, scope) = match &description.cache {
+        Some((ttl, scope)) => (ttl.as_millis().to_string(), scope.clone()),
+        None => ("0".to_owned(), Bytes::from_static(b"\"private\"")),
+    };
+    let mut members = vec![
+        ("resultType", &b"\"complete\""[..]),
+        ("supportedVersions", versions.as_bytes()),
+        ("capabilities", &description.capabilities[..]),
+    ];
+    if let Some(instructions) = &description.instructions {
+        members.push(("instructions", instructions));
+    }
+    members.extend([("ttlMs", ttl.as_bytes()), ("cacheScope", &scope[..]), ("_meta", &meta[..])]);
+    let id = id.ok_or_else(|| Refusal::status(StatusCode::BAD_REQUEST, "no id"))?;
+    Ok(reply::message(&Message::result(&id, &json::object(members))))
+}
+
+async fn call(
+    inner: &Arc<Inner>,
+    endpoint: &Arc<Endpoint>,
+    client: Arc<Client>,
+    request: Message,
+    headers: &http::HeaderMap,
+) -> Result<Response<Body>, Refusal> {
+    let id = request.id().ok_or_else(|| Refusal::status(StatusCode::BAD_REQUEST, "no id"))?;
+    let is_listen = request.method() == method::LISTEN;
+    let permit = |inner: &Inner| {
+        StreamPermit::take(&inner.streams, inner.options.max_streams)
+            .map_err(|fault| Refusal::unavailable(&fault))
+    };
+    let listening = if is_listen { Some(permit(inner)?) } else { None };
+    let encoder = Encoder::new(&request, id);
+    let params_headers = headers
+        .iter()
+        .filter(|(name, _)| name.as_str().starts_with(header::PARAM_PREFIX))
+        .filter_map(|(name, value)| Some((name.as_str().to_owned(), value.to_str().ok()?.to_owned())))
+        .collect();
+    let who: Arc<dyn Conversing> =
+        Arc::new(Sessionless { client: client.clone(), endpoint: endpoint.clone() });
+    let mut events = endpoint.call(&who, Call { request, client, params_headers });
+    let wait = tokio::time::sleep(inner.options.sse_after);
+    tokio::pin!(wait);
+    let mut first = None;
+    loop {
+        tokio::select! {
+            biased;
+            event = events.next() => match event {
+                Some(event) => match encoder.encode(event) {
+                    Some(Out { payload, status, terminal: true }) => return Ok(reply::json(status, payload)),
+                    Some(out) => { first = Some(out.payload); break }
+                    None => {}
+                },
+                None => return Err(Refusal::status(StatusCode::BAD_GATEWAY, "the call has no answer")),
+            },
+            () = &mut wait => break,
+        }
+    }
+    let permit = match listening {
+        Some(permit) => permit,
+        None => permit(inner)?,
+    };
+    let mut opening = bytes::BytesMut::from(&b":\n\n"[..]);
+    if let Some(payload) = first {
+        sse::encode(None, payload).pieces().iter().for_each(|piece| opening.extend_from_slice(piece));
+    }
+    let source = stream_of(inner, encoder, events, is_listen);
+    Ok(reply::event_stream(EventBody::body(opening.freeze(), source, &inner.options, permit)))
+}
+
+/// The rest of a call as events. Dropping it drops the call, which cancels it. A listen is ended in good order when
+/// the gateway drains.
+fn stream_of(
+    inner: &Arc<Inner>,
+    encoder: Encoder,
+    mut events: Events,
+    is_listen: bool,
+) -> crate::stream::Source {
+    let mut draining = Box::pin(inner.tasks.drain_token().clone().cancelled_owned());
+    let mut ended = false;
+    Box::pin(futures_util::stream::poll_fn(move |cx| {
+        loop {
+            if ended {
+                return Poll::Ready(None);
+            }
+            if is_listen && draining.as_mut().poll(cx).is_ready() {
+                ended = true;
+                return Poll::Ready(Some(sse::encode(None, encoder.end_of_listen())));
+            }
+            let event: Option<Event> = std::task::ready!(events.poll_next_unpin(cx));
+            let Some(event) = event else { return Poll::Ready(None) };
+            if let Some(out) = encoder.encode(event) {
+                ended = out.terminal;
+                return Poll::Ready(Some(sse::encode(None, out.payload)));
+            }
+        }
+    }))
+}
+
+/// The client of a checked request.
+fn client_of(message: &Message) -> Client {
+    Client {
+        principal: Principal::anonymous(),
+        version: ProtocolVersion::V2026_07_28,
+        capabilities: message
+            .slice(Field::MetaClientCapabilities)
+            .unwrap_or_else(|| Bytes::from_static(b"{}")),
+        info: message.slice(Field::MetaClientInfo),
+        answers: Answers::ByRetry,
+    }
+}

@@ -1,0 +1,190 @@
+//! Events of a call as messages to a stateless client.
+
+use drawbridge_core::call::{Event, Reply, Resume, Round, Shape};
+use drawbridge_core::endpoint::SERVER_INFO;
+use drawbridge_wire::message::Field;
+use drawbridge_wire::{Edit, Id, Kind, Message, Payload, RpcError, code, json, method};
+use http::StatusCode;
+
+use super::check::severity;
+
+/// Methods whose results carry cache hints.
+const CACHEABLE: [&str; 6] = [
+    method::DISCOVER,
+    method::TOOLS_LIST,
+    method::PROMPTS_LIST,
+    method::RESOURCES_LIST,
+    method::RESOURCES_TEMPLATES_LIST,
+    method::RESOURCES_READ,
+];
+
+/// A message for the client.
+pub(super) struct Out {
+    pub(super) payload: Payload,
+    /// The status, if it is the whole answer.
+    pub(super) status: StatusCode,
+    /// Nothing follows.
+    pub(super) terminal: bool,
+}
+
+/// Writes the events of one call.
+pub(super) struct Encoder {
+    id: Id,
+    is_listen: bool,
+    cacheable: bool,
+    log_level: Option<usize>,
+}
+
+impl Encoder {
+    pub(super) fn new(request: &Message, id: Id) -> Self {
+        let method = request.method();
+        Self {
+            id,
+            is_listen: method == method::LISTEN,
+            cacheable: CACHEABLE.contains(&method.as_ref()),
+            log_level: request.text(Field::MetaLogLevel).and_then(|level| severity(&level)),
+        }
+    }
+
+    /// The event as a message; `None` if the client gets none of it.
+    pub(super) fn encode(&self, event: Event) -> Option<Out> {
+        let out = |payload, terminal| Some(Out { payload, status: StatusCode::OK, terminal });
+        match event {
+            Event::Notify(message) => out(self.notification(&message)?, false),
+            Event::Withdraw(_) => None,
+            Event::Asks(round) => match round.resume {
+                Resume::Live => {
+                    refuse(*round);
+                    None
+                }
+                Resume::State(_) => out(self.input_required(&round), true),
+            },
+            Event::Done(reply) if reply.is_error() => Some(self.error(&reply)),
+            Event::Done(reply) => out(self.result(&reply), true),
+            Event::Fail(fault) => {
+                tracing::warn!(error.code = fault.code(), "call failed: {fault}");
+                let error = fault.to_rpc_error();
+                let status = status_of(error.code);
+                let payload = Payload::from(error.to_message(Some(&self.id)).bytes().clone());
+                Some(Out { payload, status, terminal: true })
+            }
+        }
+    }
+
+    /// The result that ends a listen in good order.
+    pub(super) fn end_of_listen(&self) -> Payload {
+        let meta = json::object([(Field::ResultSubscriptionId.key(), &self.id.literal()[..])]);
+        let result = json::object([("resultType", &b"\"complete\""[..]), ("_meta", &meta[..])]);
+        Payload::from(Message::result(&self.id, &result).bytes().clone())
+    }
+
+    fn notification(&self, message: &Message) -> Option<Payload> {
+        if self.is_listen {
+            return Some(
+                Edit::new(message).set(Field::MetaSubscriptionId, self.id.literal().clone()).finish(),
+            );
+        }
+        let method = message.method();
+        let relevant = match method.as_ref() {
+            method::LOG_MESSAGE => {
+                let level = message.text(Field::Level).and_then(|level| severity(&level));
+                self.log_level.zip(level).is_some_and(|(wanted, level)| level >= wanted)
+            }
+            // Changes belong to listens.
+            method::TOOLS_LIST_CHANGED
+            | method::PROMPTS_LIST_CHANGED
+            | method::RESOURCES_LIST_CHANGED
+            | method::RESOURCES_UPDATED => false,
+            _ => true,
+        };
+        relevant.then(|| Payload::from(message.bytes().clone()))
+    }
+
+    fn input_required(&self, round: &Round) -> Payload {
+        match &round.source {
+            Some(source) => Edit::new(source).id(&self.id).finish(),
+            None => {
+                let asks: Vec<_> = round
+                    .asks
+                    .iter()
+                    .map(|ask| {
+                        let key = ask.request.id().and_then(|id| id.text().map(std::borrow::Cow::into_owned));
+                        let method = json::encode_string(&ask.request.method());
+                        let params = ask.request.slice(Field::Params).unwrap_or_default();
+                        (
+                            key.unwrap_or_default(),
+                            json::object([("method", method.as_bytes()), ("params", &params[..])]),
+                        )
+                    })
+                    .collect();
+                let asks = json::object(asks.iter().map(|(key, ask)| (key.as_str(), &ask[..])));
+                let mut members =
+                    vec![("resultType", &b"\"input_required\""[..]), ("inputRequests", &asks[..])];
+                if let Resume::State(Some(state)) = &round.resume {
+                    members.push(("requestState", state));
+                }
+                Payload::from(Message::result(&self.id, &json::object(members)).bytes().clone())
+            }
+        }
+    }
+
+    fn result(&self, reply: &Reply) -> Payload {
+        let message = &reply.message;
+        let mut edit = Edit::new(message).id(&self.id);
+        if message.kind() == Kind::Result
+            && message.raw(Field::Result).is_some_and(|raw| raw.starts_with(b"{"))
+        {
+            if self.is_listen && message.raw(Field::ResultSubscriptionId).is_some() {
+                edit = edit.set(Field::ResultSubscriptionId, self.id.literal().clone());
+            } else if !self.is_listen {
+                edit = edit.set_missing(Field::ResultServerInfo, SERVER_INFO);
+            }
+            if reply.shape == Shape::Plain {
+                edit = edit.set(Field::ResultType, "\"complete\"");
+            } else {
+                edit = edit.set_missing(Field::ResultType, "\"complete\"");
+            }
+            if self.cacheable {
+                edit = edit.set_missing(Field::TtlMs, "0").set_missing(Field::CacheScope, "\"private\"");
+            }
+        }
+        edit.finish()
+    }
+
+    /// Errors of the legacy era have other codes here.
+    fn error(&self, reply: &Reply) -> Out {
+        let message = &reply.message;
+        let code = match message.error_code() {
+            code::RESOURCE_NOT_FOUND => code::INVALID_PARAMS,
+            code::URL_ELICITATION_REQUIRED => code::INTERNAL_ERROR,
+            code if reply.shape == Shape::Plain && (-32099..=-32000).contains(&code) => code::INTERNAL_ERROR,
+            code => code,
+        };
+        let edit = Edit::new(message).id(&self.id);
+        let edit =
+            if code == message.error_code() { edit } else { edit.set(Field::ErrorCode, code.to_string()) };
+        Out { payload: edit.finish(), status: status_of(code), terminal: true }
+    }
+}
+
+/// The status of an error that is the whole answer.
+fn status_of(error: i64) -> StatusCode {
+    match error {
+        code::METHOD_NOT_FOUND => StatusCode::NOT_FOUND,
+        code::HEADER_MISMATCH | code::MISSING_CLIENT_CAPABILITY | code::UNSUPPORTED_PROTOCOL_VERSION => {
+            StatusCode::BAD_REQUEST
+        }
+        _ => StatusCode::OK,
+    }
+}
+
+/// Answers live asks for a client that has no way to.
+fn refuse(round: Round) {
+    for ask in round.asks {
+        let error = RpcError::new(code::METHOD_NOT_FOUND, "this client can't be asked");
+        if let (Some(reply), Some(id)) = (ask.reply, ask.request.id()) {
+            // The backend may have gone meanwhile.
+            let _ = reply.send(error.to_message(Some(&id)));
+        }
+    }
+}

@@ -1,0 +1,52 @@
+//! Limits and times of the public face.
+
+use std::time::Duration;
+
+/// What the configuration says about the public face.
+#[derive(Debug, Clone)]
+pub struct FrontOptions {
+    /// The largest request body, in bytes.
+    pub max_body_bytes: usize,
+    /// Requests being answered at once.
+    pub max_in_flight: usize,
+    /// Sessions that something is kept for, on this instance.
+    pub max_sessions: usize,
+    /// Streams open at once.
+    pub max_streams: usize,
+    /// What is kept for a session is dropped after this time without use.
+    pub session_idle: Duration,
+    /// A quiet stream gets a comment this often.
+    pub keep_alive: Duration,
+    /// When clients whose stream ends should come back.
+    pub retry: Duration,
+    /// A request without an answer for this long is answered by a stream.
+    pub sse_after: Duration,
+    /// Origins that browsers may call from, beside that of the gateway itself.
+    pub allowed_origins: Vec<String>,
+    /// Host names that the gateway answers to. Empty: loopback names if it listens on loopback, else any.
+    pub allowed_hosts: Vec<String>,
+    /// The URL that clients know, if it is another than that of the listener.
+    pub public_url: Option<url::Url>,
+    /// Whether the listener is bound to loopback.
+    pub on_loopback: bool,
+}
+
+impl Default for FrontOptions {
+    /// The defaults of the configuration reference.
+    fn default() -> Self {
+        Self {
+            max_body_bytes: 4 << 20,
+            max_in_flight: 10_000,
+            max_sessions: 100_000,
+            max_streams: 10_000,
+            session_idle: Duration::from_secs(1800),
+            keep_alive: Duration::from_secs(15),
+            retry: Duration::from_secs(1),
+            sse_after: Duration::from_secs(1),
+            allowed_origins: Vec::new(),
+            allowed_hosts: Vec::new(),
+            public_url: None,
+            on_loopback: true,
+        }
+    }
+}

@@ -1,0 +1,122 @@
+//! The body of an event stream: gathers what is ready into one write and keeps quiet connections open.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use axum::body::Body;
+use bytes::{Bytes, BytesMut};
+use drawbridge_core::Fault;
+use drawbridge_wire::Payload;
+use drawbridge_wire::sse::KEEP_ALIVE;
+use futures_util::Stream;
+use http_body::Frame;
+use tokio::time::{Instant, Sleep};
+
+use crate::options::FrontOptions;
+
+/// The encoded events of a stream.
+pub type Source = Pin<Box<dyn Stream<Item = Payload> + Send>>;
+
+/// What is gathered at most before it is written.
+const GATHER_BYTES: usize = 64 * 1024;
+
+/// One of the streams that may be open at once.
+#[derive(Debug)]
+pub struct StreamPermit(Arc<AtomicUsize>);
+
+impl StreamPermit {
+    /// Takes one of `limit`.
+    pub fn take(open: &Arc<AtomicUsize>, limit: usize) -> Result<Self, Fault> {
+        let permit = Self(open.clone());
+        if open.fetch_add(1, Ordering::Relaxed) >= limit {
+            return Err(Fault::Busy { what: "streams", limit });
+        }
+        Ok(permit)
+    }
+}
+
+impl Drop for StreamPermit {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// A stream of events as a body.
+pub struct EventBody {
+    source: Source,
+    /// Large pieces that were taken and not yet written.
+    waiting: std::collections::VecDeque<Bytes>,
+    first: Option<Bytes>,
+    keep_alive: Duration,
+    timer: Pin<Box<Sleep>>,
+    ended: bool,
+    _permit: StreamPermit,
+}
+
+impl EventBody {
+    /// A body that sends `first` at once, then the events of `source`, and a comment when it is quiet.
+    pub fn body(first: Bytes, source: Source, options: &FrontOptions, permit: StreamPermit) -> Body {
+        Body::new(Self {
+            source,
+            waiting: std::collections::VecDeque::new(),
+            first: Some(first),
+            keep_alive: options.keep_alive,
+            timer: Box::pin(tokio::time::sleep(options.keep_alive)),
+            ended: false,
+            _permit: permit,
+        })
+    }
+
+    /// Takes all events that are ready, up to a bound; small ones are joined.
+    fn gather(&mut self, cx: &mut Context<'_>) -> Option<Bytes> {
+        let mut small = BytesMut::new();
+        if let Some(first) = self.first.take() {
+            small.extend_from_slice(&first);
+        }
+        while !self.ended && self.waiting.is_empty() && small.len() < GATHER_BYTES {
+            match self.source.as_mut().poll_next(cx) {
+                Poll::Ready(Some(payload)) if payload.len() <= GATHER_BYTES => {
+                    payload.pieces().iter().for_each(|piece| small.extend_from_slice(piece));
+                }
+                Poll::Ready(Some(payload)) => self.waiting.extend(payload),
+                Poll::Ready(None) => self.ended = true,
+                Poll::Pending => break,
+            }
+        }
+        if small.is_empty() { self.waiting.pop_front() } else { Some(small.freeze()) }
+    }
+}
+
+impl http_body::Body for EventBody {
+    type Data = Bytes;
+    type Error = std::convert::Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+        if let Some(bytes) = self.gather(cx) {
+            let again = Instant::now() + self.keep_alive;
+            self.timer.as_mut().reset(again);
+            return Poll::Ready(Some(Ok(Frame::data(bytes))));
+        }
+        if self.ended {
+            return Poll::Ready(None);
+        }
+        if self.timer.as_mut().poll(cx).is_ready() {
+            let again = Instant::now() + self.keep_alive;
+            self.timer.as_mut().reset(again);
+            // Registers the timer again, so that the next comment comes too.
+            let _ = self.timer.as_mut().poll(cx);
+            return Poll::Ready(Some(Ok(Frame::data(KEEP_ALIVE))));
+        }
+        Poll::Pending
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.ended && self.waiting.is_empty() && self.first.is_none()
+    }
+}
