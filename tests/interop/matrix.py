@@ -2,7 +2,7 @@
 """Real MCP clients x real MCP servers x features, through the gateway. Standard library only.
 
 matrix.py [--ci] [--direct] [--clients GLOB,..] [--servers GLOB,..] [--json FILE] [--list]
-  --ci       a fixed part of the pairs, about two minutes: all clients on two servers, four clients on all servers
+  --ci       a fixed part of the pairs, one to two minutes: all clients on two servers, four clients on all servers
   --direct   without a gateway: each client on the server's own transport, where it can
 One gateway has all servers as backends; each is used at /mcp/{name} (HTTP+SSE clients: /mcp/{name}/sse).
 A failed feature is tried again without the gateway: what fails there too is the client's or the server's own,
@@ -19,7 +19,12 @@ ROOT = TMP / "root"; REPO = TMP / "repo"
 ON = {"on": True}
 
 # (client glob, server glob, feature glob): why it is not counted
-KNOWN = {}
+BIG = "this SDK takes no SSE event over 1 MiB, and this server answers with events"
+KNOWN = {
+    ("py2-legacy", "es-*", "big"): BIG, ("py2-auto", "es-legacy", "big"): BIG, ("py2-auto", "es-push-get", "big"): BIG,
+    ("*-auto", "npm-*", "roots"): "asks after initialize, outside of any call: 2026-07-28 has no such thing",
+    ("*-modern", "npm-*", "roots"): "asks after initialize, outside of any call: 2026-07-28 has no such thing",
+}
 
 # ---- servers: what each offers, as parameters of the probes in clients/features.* ---------------------------------
 BASE = {"badtool": ON, "ping": ON}
@@ -50,7 +55,7 @@ NPM = {
     "progress": {"tool": "trigger-long-running-operation", "args": {"duration": 1, "steps": 4}, "min": 3},
     "cancel": {"tool": "trigger-long-running-operation", "args": {"duration": 10, "steps": 5}},
     "elicit": {"tool": "trigger-elicitation-request", "args": {}}, "sample": {"tool": "trigger-sampling-request", "args": {"prompt": "p"}, "expect": "pong"},
-    "roots": {"tool": "get-roots-list", "args": {}, "expect": "interop-root"}}
+    "roots": {"tool": "get-roots-list", "args": {}, "expect": "interop-root", "early": True}}    # it asks after initialize
 FASTMCP = {
     **BASE, "tools": {"min": 3, "has": "add"}, "call": {"tool": "add", "args": {"a": 2, "b": 3}, "expect": "5"},
     "structured": {"tool": "add", "args": {"a": 2, "b": 3}, "expect": "result"}, "toolerror": {"tool": "add", "args": {"a": "no number"}},
@@ -80,7 +85,7 @@ def servers(page):
             "templates": {"has": "test://static/resource/{id}", "uri": "test://static/resource/3", "expect": "plaintext"},
             "prompts": {"has": "complex_prompt", "args": {"temperature": "7"}, "expect": "7"},
             "progress": {"tool": "longRunningOperation", "args": {"duration": 1, "steps": 4}, "min": 3},
-            "sample": {"tool": "sampleLLM", "args": {"prompt": "p"}, "expect": "pong"}}),
+            "sample": {"tool": "sampleLLM", "args": {"prompt": "p"}, "expect": "sampling result"}}),
         "filesystem": ("legacy", "stdio", js("servers", "mcp-server-filesystem", str(ROOT)), {
             **BASE, "tools": {"min": 14, "has": "read_text_file"}, "toolerror": {"tool": "read_text_file", "args": {"path": "/etc/passwd"}},
             "call": {"tool": "read_text_file", "args": {"path": str(ROOT / "a.txt")}, "expect": "hello from a file"}}),
@@ -96,11 +101,11 @@ def servers(page):
             "call": {"tool": "get_current_time", "args": {"timezone": "Europe/Zurich"}, "expect": "Europe/Zurich"}}),
         "git": (both, "stdio", py("servers-py", "mcp-server-git", "--repository", str(REPO)), {
             **BASE, "tools": {"min": 10, "has": "git_status"}, "call": {"tool": "git_status", "args": {"repo_path": str(REPO)}, "expect": "status"}}),
-        "fetch": (both, "stdio", py("servers-py", "mcp-server-fetch", "--ignore-robots-txt"), {
+        "fetch": (both, "stdio", py("servers-py", "mcp-server-fetch", "--ignore-robots-txt", "--allow-private-ips"), {
             **BASE, "tools": {"has": "fetch"}, "call": {"tool": "fetch", "args": {"url": page}, "expect": "hello from a page"},
             "prompts": {"has": "fetch", "args": {"url": page}, "expect": "hello from a page"}}),
         "sqlite": ("legacy", "stdio", py("servers-py1", "mcp-server-sqlite", "--db-path", str(TMP / "x.db")), {
-            **BASE, "tools": {"min": 6, "has": "read_query"}, "call": {"tool": "read_query", "args": {"query": "select 6*7 as n"}, "expect": "42"},
+            "ping": ON, "tools": {"min": 6, "has": "read_query"}, "call": {"tool": "read_query", "args": {"query": "select 6*7 as n"}, "expect": "42"},
             "resources": {"has": "memo://insights"}, "prompts": {"has": "mcp-demo", "args": {"topic": "rain"}, "expect": "rain"}}),
         "fastmcp-stdio": (both, "stdio", py("fastmcp", "python", str(HERE / "backends/fastmcp_server.py"), "stdio"), FASTMCP),
         "fastmcp-http": (both, "http", py("fastmcp", "python", str(HERE / "backends/fastmcp_server.py"), "http", "PORT"), FASTMCP),
@@ -301,13 +306,12 @@ def main():
         return run(c, s, known[s][1], own[s])
 
     def pair(c, s):
-        if o.direct: return direct(c, s), {}
         kind = CLIENTS[c][1]
-        r, excused = run(c, s, kind, f"{gate}/mcp/{s}" + ("/sse" if kind == "sse" else "")), {}
-        for f, v in r.items():
+        r, excused = direct(c, s) if o.direct else run(c, s, kind, f"{gate}/mcp/{s}" + ("/sse" if kind == "sse" else "")), {}
+        for f, v in (r or {}).items():
             if not v.startswith("FAIL"): continue
             why = next((why for k, why in KNOWN.items() if all(fnmatch.fnmatch(x, g) for x, g in zip((c, s, f), k))), None)
-            d = None if why else direct(c, s)
+            d = None if why or o.direct else direct(c, s)
             if d and d.get("connect", "ok") == "ok" and d.get(f, "").startswith("FAIL"): why = "also direct"
             if why: excused[f] = why
         return r, excused
@@ -342,9 +346,11 @@ def report(table, names, clients, count):
     notes = {}
     for s in names:
         for c, (r, excused) in table[s].items():
+            same = {}
             for f, v in r.items():
                 if f in excused: notes.setdefault((f, excused[f], s), []).append(c)
-                elif v.startswith("FAIL"): print(f"FAIL {c} x {s}: {f}: {v[6:]}")
+                elif v.startswith("FAIL"): same.setdefault(" ".join(v[6:].split()), []).append(f)
+            for why, fs in same.items(): print(f"FAIL {c} x {s}: {', '.join(fs)}: {why}")
     for (f, why, s), cs in notes.items(): print(f"not counted: {f} on {s} ({why}): {', '.join(cs)}")
 
 
