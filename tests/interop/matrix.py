@@ -270,7 +270,7 @@ def main():
     picked = lambda names, globs: [n for n in names if any(fnmatch.fnmatch(n, g) for g in globs.split(","))]
 
     class Page(http.server.BaseHTTPRequestHandler):
-        def do_GET(self): self.send_response(200); self.send_header("content-type", "text/html"); self.end_headers(); self.wfile.write(b"<html><body><p>hello from a page</p></body></html>")
+        def do_GET(self): self.send_response(200); self.send_header("content-type", "text/plain"); self.end_headers(); self.wfile.write(b"hello from a page\n")
         def log_message(self, *_): pass
     web = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Page); threading.Thread(target=web.serve_forever, daemon=True).start()
 
