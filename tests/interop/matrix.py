@@ -354,12 +354,15 @@ def report(table, names, clients, count):
     for (f, why, s), cs in notes.items(): print(f"not counted: {f} on {s} ({why}): {', '.join(cs)}")
 
 
+def tidy():
+    for p in list(KIDS): end(p)
+    if os.environ.get("KEEP"): print("kept:", TMP, file=sys.stderr)
+    else: shutil.rmtree(TMP, ignore_errors=True)
+
+
 if __name__ == "__main__":
-    def stop(*_): raise SystemExit(130)
+    def stop(*_): tidy(); os._exit(130)                      # at once, whatever the pools still have to do
     signal.signal(signal.SIGTERM, stop); signal.signal(signal.SIGINT, stop)
     try: code = main()
-    finally:
-        for p in list(KIDS): end(p)
-        if os.environ.get("KEEP"): print("kept:", TMP, file=sys.stderr)
-        else: shutil.rmtree(TMP, ignore_errors=True)
+    finally: tidy()
     sys.exit(code)
