@@ -7,6 +7,7 @@ pub mod cli;
 pub mod config;
 pub mod gateway;
 pub mod listener;
+pub mod quickstart;
 pub mod seal_key;
 pub mod telemetry;
 pub mod wiring;

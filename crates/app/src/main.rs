@@ -105,7 +105,7 @@ async fn until_stopped(gateway: Gateway) -> anyhow::Result<()> {
 }
 
 async fn quickstart(args: QuickstartArgs) -> anyhow::Result<()> {
-    let started = quickstart::start(&args).await?;
+    let started = quickstart::start(&args)?;
     announce(&started.gateway);
     say(&quickstart::settings(started.gateway.public));
     let stopped = until_stopped(started.gateway).await;

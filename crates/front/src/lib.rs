@@ -28,6 +28,7 @@ use drawbridge_core::revocation::Revocations;
 use drawbridge_core::seal::KeyRing;
 use drawbridge_core::{Endpoint, Fault, Tasks};
 use drawbridge_wire::{ProtocolVersion, RpcError, code, header};
+use http::request::Parts as Head;
 use http::{Method, Request, Response, StatusCode};
 
 use legacy::Legacy;
@@ -141,18 +142,23 @@ impl Inner {
     }
 
     async fn serve(self: Arc<Self>, request: Request<Body>) -> Result<Response<Body>, Refusal> {
-        let route = route::parse(request.uri().path()).ok_or_else(|| Refusal::not_found("no such path"))?;
+        let (head, body) = request.into_parts();
+        let route = route::parse(head.uri.path()).ok_or_else(|| Refusal::not_found("no such path"))?;
         let endpoint = self.endpoints.get(&route.endpoint).cloned();
         let endpoint = endpoint.ok_or_else(|| Refusal::not_found("no such endpoint"))?;
-        match (route.transport, request.method()) {
-            (Transport::StreamableHttp, &Method::POST) => self.post(endpoint, request).await,
-            (Transport::StreamableHttp, &(Method::GET | Method::DELETE)) if is_modern(&request) => {
+        match (route.transport, &head.method) {
+            (Transport::StreamableHttp, &Method::POST) => self.post(endpoint, &head, body).await,
+            (Transport::StreamableHttp, &(Method::GET | Method::DELETE)) if is_modern(&head) => {
                 Err(Refusal::status(StatusCode::METHOD_NOT_ALLOWED, "this protocol version only has POST"))
             }
-            (Transport::StreamableHttp, &Method::GET) => legacy::http::get(&self, &endpoint, &request).await,
-            (Transport::StreamableHttp, &Method::DELETE) => legacy::http::delete(&self, &endpoint, &request),
-            (Transport::Sse, &Method::GET) => legacy::sse::open(&self, &route, &endpoint, &request),
-            (Transport::Messages, &Method::POST) => legacy::sse::post(&self, request).await,
+            (Transport::StreamableHttp, &Method::GET) => {
+                legacy::http::get(&self, &endpoint, &head.headers).await
+            }
+            (Transport::StreamableHttp, &Method::DELETE) => {
+                legacy::http::delete(&self, &endpoint, &head.headers)
+            }
+            (Transport::Sse, &Method::GET) => legacy::sse::open(&self, &route, &endpoint, &head.headers),
+            (Transport::Messages, &Method::POST) => legacy::sse::post(&self, &head, body).await,
             _ => Err(Refusal::status(StatusCode::METHOD_NOT_ALLOWED, "method not allowed here")),
         }
     }
@@ -160,25 +166,25 @@ impl Inner {
     async fn post(
         self: &Arc<Self>,
         endpoint: Arc<Endpoint>,
-        request: Request<Body>,
+        head: &Head,
+        body: Body,
     ) -> Result<Response<Body>, Refusal> {
-        reply::check_media(request.headers())?;
-        let (head, body) = request.into_parts();
+        reply::check_media(&head.headers)?;
         let text = body::read(body, self.options.max_body_bytes).await?;
         let incoming =
             drawbridge_wire::message::Incoming::parse(text, MAX_BATCH).map_err(|e| Refusal::invalid(&e))?;
-        if modern::claims(&head, &incoming) {
-            return modern::post(self, &endpoint, &head, incoming).await;
+        if modern::claims(head, &incoming) {
+            return modern::post(self, &endpoint, head, incoming).await;
         }
-        legacy::http::post(self, &endpoint, &head, incoming).await
+        legacy::http::post(self, &endpoint, head, incoming).await
     }
 }
 
 /// The most messages in a batch.
 const MAX_BATCH: usize = 100;
 
-fn is_modern(request: &Request<Body>) -> bool {
-    let version = request.headers().get(header::PROTOCOL_VERSION).and_then(|v| v.to_str().ok());
+fn is_modern(head: &Head) -> bool {
+    let version = head.headers.get(header::PROTOCOL_VERSION).and_then(|v| v.to_str().ok());
     version.and_then(ProtocolVersion::parse).is_some_and(|v| !v.has_initialize())
 }
 

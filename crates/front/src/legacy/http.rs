@@ -9,7 +9,7 @@ use drawbridge_core::{Answers, Client, Conversing, Endpoint, Principal};
 use drawbridge_wire::message::{Field, Incoming, Invalid};
 use drawbridge_wire::{Kind, Message, Payload, ProtocolVersion, RpcError, code, header, json, method, sse};
 use http::request::Parts;
-use http::{HeaderMap, HeaderValue, Request, Response, StatusCode};
+use http::{HeaderMap, HeaderValue, Response, StatusCode};
 
 use super::calls::{self, CallMessages, Held, Log, Running};
 use super::encode::Out;
@@ -348,9 +348,8 @@ fn joined(mut answers: Vec<Payload>, batch: bool) -> Payload {
 pub(crate) async fn get(
     inner: &Arc<Inner>,
     endpoint: &Arc<Endpoint>,
-    request: &Request<Body>,
+    headers: &HeaderMap,
 ) -> Result<Response<Body>, Refusal> {
-    let headers = request.headers();
     check_version(headers)?;
     if !reply::accepts(headers, "text/event-stream") {
         return Err(Refusal::status(StatusCode::NOT_ACCEPTABLE, "Accept must list text/event-stream"));
@@ -402,10 +401,10 @@ fn until_drain(inner: &Inner, source: crate::stream::Source) -> crate::stream::S
 pub(crate) fn delete(
     inner: &Inner,
     endpoint: &Arc<Endpoint>,
-    request: &Request<Body>,
+    headers: &HeaderMap,
 ) -> Result<Response<Body>, Refusal> {
-    check_version(request.headers())?;
-    let Some(id) = reply::text(request.headers(), header::SESSION_ID) else {
+    check_version(headers)?;
+    let Some(id) = reply::text(headers, header::SESSION_ID) else {
         return Err(Refusal::status(StatusCode::BAD_REQUEST, "the Mcp-Session-Id header is missing"));
     };
     let session = session_of(inner, endpoint, id)?;

@@ -11,7 +11,8 @@ use drawbridge_core::Endpoint;
 use drawbridge_wire::message::Incoming;
 use drawbridge_wire::{Kind, Message, Payload, method, sse};
 use futures_util::StreamExt as _;
-use http::{Request, Response, StatusCode};
+use http::request::Parts;
+use http::{HeaderMap, Response, StatusCode};
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
 
@@ -63,9 +64,9 @@ pub(crate) fn open(
     inner: &Arc<Inner>,
     route: &Route,
     endpoint: &Arc<Endpoint>,
-    request: &Request<Body>,
+    headers: &HeaderMap,
 ) -> Result<Response<Body>, Refusal> {
-    if !reply::accepts(request.headers(), "text/event-stream") {
+    if !reply::accepts(headers, "text/event-stream") {
         return Err(Refusal::status(StatusCode::NOT_ACCEPTABLE, "Accept must list text/event-stream"));
     }
     let permit = StreamPermit::take(&inner.streams, inner.options.max_streams)
@@ -102,8 +103,7 @@ pub(crate) fn open(
 }
 
 /// Takes a message. What it leads to comes on the stream.
-pub(crate) async fn post(inner: &Arc<Inner>, request: Request<Body>) -> Result<Response<Body>, Refusal> {
-    let (head, body) = request.into_parts();
+pub(crate) async fn post(inner: &Arc<Inner>, head: &Parts, body: Body) -> Result<Response<Body>, Refusal> {
     let query = head.uri.query().unwrap_or_default();
     let id = url::form_urlencoded::parse(query.as_bytes()).find(|(key, _)| key == "sessionId");
     let connection = id.and_then(|(_, id)| inner.legacy.connections.0.lock().get(id.as_ref()).cloned());

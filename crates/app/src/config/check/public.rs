@@ -65,6 +65,6 @@ fn allowed_hosts(checker: &mut Checker<'_>, written: Vec<String>) -> Vec<String>
 }
 
 fn is_host(host: &str) -> bool {
-    let authority = host.parse::<hyper::http::uri::Authority>().ok();
+    let authority = host.parse::<http::uri::Authority>().ok();
     authority.is_some_and(|authority| !authority.host().is_empty() && !host.contains(['@', '*']))
 }
