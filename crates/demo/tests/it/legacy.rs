@@ -70,7 +70,7 @@ async fn tools_come_in_pages() {
         let Some(cursor) = answer["result"].get("nextCursor") else { break };
         params = json!({ "cursor": cursor });
     }
-    assert_eq!(names.join(" "), "echo add sleep log elicit sample roots image big fail whoami touch region");
+    assert_eq!(names.join(" "), "echo add whoami sleep region log elicit sample roots image big fail touch");
     let bad = session.ask("tools/list", json!({ "cursor": "x" })).await;
     assert_eq!(bad["error"]["code"], -32602);
 }
