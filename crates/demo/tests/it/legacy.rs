@@ -167,6 +167,22 @@ async fn a_client_without_the_capability_is_told() {
 }
 
 #[tokio::test]
+async fn who_leaves_still_gets_the_answer() {
+    let session = Session::open(LATEST, json!({})).await;
+    let params = json!({ "name": "sleep", "arguments": { "ms": 200 }, "_meta": { "progressToken": 1 } });
+    let mut reply = session.post(&request(1, "tools/call", params)).await;
+    let start = String::from_utf8(reply.event().await.unwrap().id.unwrap().to_vec()).unwrap();
+    let seen = reply.event().await.unwrap();
+    drop(reply);
+    let last = String::from_utf8(seen.id.unwrap().to_vec()).unwrap();
+    let rest = session.send("GET", &[("last-event-id", &last)], &Value::Null).await.messages().await;
+    assert_eq!(methods(&rest), ["notifications/progress", "notifications/progress", "result"]);
+    let all = session.send("GET", &[("last-event-id", &start)], &Value::Null).await.messages().await;
+    assert_eq!(all[1..], rest);
+    assert_eq!(session.send("GET", &[("last-event-id", "s99-1")], &Value::Null).await.status(), 400);
+}
+
+#[tokio::test]
 async fn a_call_can_be_cancelled() {
     let session = Session::open("2025-06-18", json!({})).await;
     let params = json!({ "name": "sleep", "arguments": { "ms": 60_000 }, "_meta": { "progressToken": 1 } });
