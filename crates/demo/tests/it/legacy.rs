@@ -70,7 +70,7 @@ async fn tools_come_in_pages() {
         let Some(cursor) = answer["result"].get("nextCursor") else { break };
         params = json!({ "cursor": cursor });
     }
-    assert_eq!(names.join(" "), "echo add sleep log elicit sample roots image big fail whoami touch region");
+    assert_eq!(names.join(" "), "echo add whoami sleep region log elicit sample roots image big fail touch");
     let bad = session.ask("tools/list", json!({ "cursor": "x" })).await;
     assert_eq!(bad["error"]["code"], -32602);
 }
@@ -164,6 +164,22 @@ async fn a_client_without_the_capability_is_told() {
         assert_eq!(answer["result"]["isError"], true);
         assert!(text(&answer).contains("capability"), "{answer}");
     }
+}
+
+#[tokio::test]
+async fn who_leaves_still_gets_the_answer() {
+    let session = Session::open(LATEST, json!({})).await;
+    let params = json!({ "name": "sleep", "arguments": { "ms": 200 }, "_meta": { "progressToken": 1 } });
+    let mut reply = session.post(&request(1, "tools/call", params)).await;
+    let start = String::from_utf8(reply.event().await.unwrap().id.unwrap().to_vec()).unwrap();
+    let seen = reply.event().await.unwrap();
+    drop(reply);
+    let last = String::from_utf8(seen.id.unwrap().to_vec()).unwrap();
+    let rest = session.send("GET", &[("last-event-id", &last)], &Value::Null).await.messages().await;
+    assert_eq!(methods(&rest), ["notifications/progress", "notifications/progress", "result"]);
+    let all = session.send("GET", &[("last-event-id", &start)], &Value::Null).await.messages().await;
+    assert_eq!(all[1..], rest);
+    assert_eq!(session.send("GET", &[("last-event-id", "s99-1")], &Value::Null).await.status(), 400);
 }
 
 #[tokio::test]

@@ -1,3 +1,5 @@
+use std::time::Duration;
+
 use serde_json::{Value, json};
 
 use crate::client::{MODERN, PATIENCE, Server, meta, methods, request, text};
@@ -220,6 +222,9 @@ async fn who_leaves_is_not_served_any_longer() {
     let mut reply = server.modern(&sleep).await;
     reply.message().await;
     drop(reply);
+    // Nor who leaves before there is anything to read.
+    let quiet = call(2, "sleep", json!({ "ms": 60_000 }), json!({}));
+    tokio::time::timeout(Duration::from_millis(100), server.modern(&quiet)).await.err().unwrap();
     // What is left is the task that serves.
     let gone = async {
         while server.tasks.len() > 1 {

@@ -35,6 +35,7 @@ impl Tool {
     }
 }
 
+/// Clients that read only the first page find what they need for a first try.
 pub(super) const TOOLS: &[Tool] = &[
     Tool {
         name: "echo",
@@ -55,6 +56,15 @@ pub(super) const TOOLS: &[Tool] = &[
         run: |_, arguments| Box::pin(async move { plain::add(arguments) }),
     },
     Tool {
+        name: "whoami",
+        title: "Who am I",
+        description: "Tells what the server knows of the client, the protocol and itself.",
+        read_only: true,
+        input: || object(&json!({}), &[]),
+        output: Some(|| json!({ "type": "object" })),
+        run: |call, _| Box::pin(async move { plain::whoami(call) }),
+    },
+    Tool {
         name: "sleep",
         title: "Sleep",
         description: "Takes its time and reports progress; can be cancelled.",
@@ -67,6 +77,15 @@ pub(super) const TOOLS: &[Tool] = &[
         },
         output: None,
         run: |call, arguments| Box::pin(plain::sleep(call, arguments)),
+    },
+    Tool {
+        name: "region",
+        title: "Region",
+        description: "Has an argument that clients of the modern era mirror in the header Mcp-Param-Region.",
+        read_only: true,
+        input: || object(&json!({ "region": { "type": "string", HEADER: "Region" } }), &[]),
+        output: None,
+        run: |_, arguments| Box::pin(async move { plain::region(arguments) }),
     },
     Tool {
         name: "log",
@@ -143,15 +162,6 @@ pub(super) const TOOLS: &[Tool] = &[
         run: |_, arguments| Box::pin(async move { plain::fail(arguments) }),
     },
     Tool {
-        name: "whoami",
-        title: "Who am I",
-        description: "Tells what the server knows of the client, the protocol and itself.",
-        read_only: true,
-        input: || object(&json!({}), &[]),
-        output: Some(|| json!({ "type": "object" })),
-        run: |call, _| Box::pin(async move { plain::whoami(call) }),
-    },
-    Tool {
         name: "touch",
         title: "Touch",
         description: "Counts up and announces changes: all lists, and the resource demo://counter.",
@@ -159,15 +169,6 @@ pub(super) const TOOLS: &[Tool] = &[
         input: || object(&json!({}), &[]),
         output: Some(|| object(&json!({ "counter": { "type": "integer" } }), &["counter"])),
         run: |call, _| Box::pin(async move { plain::touch(call) }),
-    },
-    Tool {
-        name: "region",
-        title: "Region",
-        description: "Has an argument that clients of the modern era mirror in the header Mcp-Param-Region.",
-        read_only: true,
-        input: || object(&json!({ "region": { "type": "string", HEADER: "Region" } }), &[]),
-        output: None,
-        run: |_, arguments| Box::pin(async move { plain::region(arguments) }),
     },
 ];
 
