@@ -183,7 +183,15 @@ async fn ask_in_turn(errand: Errand) -> Result<Events, Fault> {
     let mut last = None;
     for (index, backend) in errand.endpoint.backends().iter().enumerate() {
         let mut events = errand.send(index, errand.call.request.clone());
-        let first = tokio::time::timeout(backend.list_timeout(), events.next()).await;
+        let said = async {
+            loop {
+                match events.next().await {
+                    Some(Event::Begun) => {}
+                    event => return event,
+                }
+            }
+        };
+        let first = tokio::time::timeout(backend.list_timeout(), said).await;
         match first {
             Ok(Some(Event::Done(reply))) if reply.is_error() => last = Some(Event::Done(reply)),
             Ok(Some(Event::Fail(fault))) => last = last.or(Some(Event::Fail(fault))),
@@ -262,6 +270,7 @@ fn listen_to_all(errand: &Errand) -> Events {
                     early.push(event);
                 }
             }
+            Event::Begun => {}
             event if waiting > 0 => early.push(event),
             event => out.push(event),
         }

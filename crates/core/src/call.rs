@@ -43,6 +43,8 @@ pub type Events = Pin<Box<dyn Stream<Item = Event> + Send>>;
 /// Something that happens to a call, or, outside any call, on the stream of a conversation.
 #[derive(Debug)]
 pub enum Event {
+    /// The backend answers with a stream, so it may take its time and have more to say before the answer.
+    Begun,
     /// A notification for the client.
     Notify(Message),
     /// The backend wants something from the client. Terminal if it says [`Resume::State`].
@@ -61,7 +63,7 @@ impl Event {
         match self {
             Self::Done(_) | Self::Fail(_) => true,
             Self::Asks(round) => matches!(round.resume, Resume::State(_)),
-            Self::Notify(_) | Self::Withdraw(_) => false,
+            Self::Begun | Self::Notify(_) | Self::Withdraw(_) => false,
         }
     }
 }

@@ -67,6 +67,10 @@ impl Stream for CallMessages {
                     None => return Poll::Ready(None),
                 },
             };
+            if matches!(event, Event::Begun) && !this.session.client().version.primes_streams() {
+                // Without an event to resume from there is nothing to gain from an early stream.
+                continue;
+            }
             this.ready.extend(encode::event(&this.session, &this.call, &this.method, event));
         }
     }
@@ -168,7 +172,13 @@ impl Held {
             self.hand_over();
             return Poll::Ready(None);
         }
-        let next = running.calls.poll_next_unpin(cx);
+        let streaming = self.log.is_some();
+        let next = loop {
+            match running.calls.poll_next_unpin(cx) {
+                Poll::Ready(Some(out)) if streaming && out.payload.is_empty() => {}
+                next => break next,
+            }
+        };
         if let Poll::Ready(None) = next {
             self.running = None;
             if let Some(log) = &self.log {
@@ -183,7 +193,9 @@ impl Held {
         let (Some(mut running), mut log) = (self.running.take(), self.log.take()) else { return };
         self.tasks.spawn("finish call", async move {
             while let Some(out) = running.calls.next().await {
-                if let Some(log) = &mut log {
+                if let Some(log) = &mut log
+                    && !out.payload.is_empty()
+                {
                     log.write(out.payload);
                 }
             }

@@ -35,6 +35,7 @@ pub(super) fn withdrawal(id: &Id) -> Bytes {
 
 /// A message for the stream of a call.
 pub(super) struct Out {
+    /// The message; empty if there is none yet, and the answer is to be a stream.
     pub(super) payload: Payload,
     /// Nothing follows.
     pub(super) terminal: bool,
@@ -46,6 +47,7 @@ pub(super) fn event(session: &Session, call: &InFlight, method: &str, event: Eve
     let last = |payload| Out { payload, terminal: true };
     let one = |out| SmallVec::from_iter([out]);
     match event {
+        Event::Begun => one(more(Payload::default())),
         Event::Notify(message) => one(more(Payload::from(notification(&message)))),
         Event::Withdraw(key) => {
             let known = session.withdraw(key).then(|| more(Payload::from(withdrawal(&session.ask_id(key)))));

@@ -299,7 +299,7 @@ async fn respond(
                     }
                 }
                 Some(out) => {
-                    ready.push(out.payload);
+                    ready.extend(Some(out.payload).filter(|payload| !payload.is_empty()));
                     return None;
                 }
                 // The rest was cancelled.

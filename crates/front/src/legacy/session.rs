@@ -386,7 +386,7 @@ impl Unsolicited for Session {
                 self.standalone_waker.wake();
                 return;
             }
-            Event::Done(_) | Event::Fail(_) => {}
+            Event::Begun | Event::Done(_) | Event::Fail(_) => {}
         }
         drop(state);
         self.standalone_waker.wake();

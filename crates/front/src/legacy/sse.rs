@@ -194,7 +194,9 @@ fn dispatch(
         let closed = connection.closed.clone();
         let run = async {
             while let Some(out) = call.next().await {
-                send(&connection, out.payload.into_bytes());
+                if !out.payload.is_empty() {
+                    send(&connection, out.payload.into_bytes());
+                }
             }
         };
         // Closing the connection ends the session, and with it the call.

@@ -51,7 +51,7 @@ impl Encoder {
         let out = |payload, terminal| Some(Out { payload, status: StatusCode::OK, terminal });
         match event {
             Event::Notify(message) => out(self.notification(&message)?, false),
-            Event::Withdraw(_) => None,
+            Event::Begun | Event::Withdraw(_) => None,
             Event::Asks(round) => match round.resume {
                 Resume::Live => {
                     refuse(*round);

@@ -174,7 +174,10 @@ impl HttpSession {
         }
         let event = match answer {
             Answer::Message(_, message) => self.answered(message),
-            Answer::Stream(stream) => self.follow(emit, *stream, &opened, &id).await,
+            Answer::Stream(stream) => {
+                emit.emit(Event::Begun).await;
+                self.follow(emit, *stream, &opened, &id).await
+            }
             Answer::Accepted => {
                 Err(self.shared.options.bad_answer("it accepts a request and answers nothing"))
             }

@@ -3,9 +3,9 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
-use drawbridge_core::call::{Call, Emitter, Event};
+use drawbridge_core::call::{Call, Emitter, Event, Reply, Shape};
 use drawbridge_core::fault::Deadline;
-use drawbridge_core::{Client, Description, Fault};
+use drawbridge_core::{Answers, Client, Description, Fault};
 use drawbridge_wire::{Id, Kind, Message, code, method};
 use http::{HeaderName, HeaderValue, StatusCode};
 
@@ -86,7 +86,7 @@ async fn exchange(
     let response = shared.post(&headers, text).await?;
     match answer::read(response, &shared.options).await? {
         Answer::Message(status, message) if is_foreign(status, &message) => Err(Stop::NotModern),
-        Answer::Message(_, message) => terminal(shared, message),
+        Answer::Message(_, message) => terminal(shared, call, message),
         Answer::Stream(stream) => {
             follow(shared, emit, if patient { stream.patient() } else { *stream }).await
         }
@@ -107,7 +107,11 @@ fn is_foreign(status: StatusCode, message: &Message) -> bool {
     (status == StatusCode::BAD_REQUEST || status == StatusCode::NOT_FOUND) && session_wanted || version_lost
 }
 
-fn terminal(shared: &Shared, message: Message) -> Result<Event, Stop> {
+fn terminal(shared: &Shared, call: &Call, message: Message) -> Result<Event, Stop> {
+    if message.error_code() == code::HEADER_MISMATCH && call.client.answers == Answers::ByRetry {
+        // All other headers are the gateway's own, so it is the client's Mcp-Param-* that differ from its arguments.
+        return Ok(Event::Done(Reply { message, shape: Shape::Marked }));
+    }
     modern::incoming(message, shared.options.name.as_str())
         .filter(Event::is_terminal)
         .ok_or_else(|| shared.options.bad_answer("its answer is neither a result nor an error").into())
