@@ -185,7 +185,7 @@ impl Connection {
         let response = self.send(request).await?;
         let seen = Seen::read(response).await?;
         let steps = if tool.burst { BURST } else { 0 };
-        seen.check(id, tool.size..=tool.size + 400 + steps * 400, steps)?;
+        seen.check(id, tool.size..=tool.size + 1000 + steps * 400, steps)?;
         ensure!(seen.sse || !tool.sse, "an event stream became JSON");
         Ok(Met { became_sse: seen.sse && !tool.sse })
     }

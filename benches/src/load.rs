@@ -1,7 +1,7 @@
 //! The closed-loop load: so many connections, on each one request at a time, for a time or a number of iterations.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Barrier};
+use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -84,16 +84,18 @@ pub(crate) fn cell(
         done: AtomicU64::new(0),
     });
     let threads = net::cores().min(plan.connections).max(1);
-    let barrier = Arc::new(Barrier::new(threads + 1));
+    let (ready, all_ready) = mpsc::channel();
     let limit = GRACE + plan.warm + plan.time;
     let workers: Vec<_> = (0..threads)
         .map(|number| {
-            let (shared, barrier) = (shared.clone(), barrier.clone());
+            let (shared, ready) = (shared.clone(), ready.clone());
             let mine = plan.connections / threads + usize::from(number < plan.connections % threads);
-            thread::spawn(move || work(&shared, &barrier, mine, limit))
+            thread::spawn(move || work(&shared, ready, mine, limit))
         })
         .collect();
-    barrier.wait();
+    drop(ready);
+    // a thread that fails drops its end; its error comes when it is joined
+    while all_ready.recv().is_ok() {}
     thread::sleep(plan.warm);
     let begin_ticks = sample();
     let begin = Instant::now();
@@ -137,19 +139,15 @@ fn quantile(sorted: &[u32], share: f64) -> f64 {
 
 fn work(
     shared: &Arc<Shared>,
-    barrier: &Barrier,
+    ready: mpsc::Sender<()>,
     connections: usize,
     limit: Duration,
 ) -> anyhow::Result<Vec<Worker>> {
-    let runtime = net::runtime();
-    let opened = runtime.as_ref().map_or_else(
-        |_failed| Err(anyhow!("no runtime")),
-        |runtime| runtime.block_on(tokio::time::timeout(GRACE, open_all(shared, connections)))?,
-    );
-    // reached in every case, or the others would wait for ever
-    barrier.wait();
-    let opened = opened?;
-    runtime?.block_on(async {
+    net::runtime()?.block_on(async {
+        let opened = tokio::time::timeout(GRACE, open_all(shared, connections))
+            .await
+            .context("connections did not open in time")??;
+        drop(ready);
         let mut running = JoinSet::new();
         for connection in opened {
             running.spawn(drive(shared.clone(), connection));

@@ -172,6 +172,7 @@ http {{
     location / {{
       proxy_pass http://backend; proxy_http_version 1.1; proxy_set_header Connection \"\";
       proxy_buffering off; proxy_request_buffering off; proxy_read_timeout 3600s;
+      proxy_buffer_size 64k; proxy_buffers 8 64k;
     }}
   }}
 }}
