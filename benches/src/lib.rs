@@ -1,7 +1,7 @@
 //! Benchmarks of Drawbridge: the gateway beside a bare pass-through, nginx and no proxy at all.
 //!
-//! One binary, `drawbridge-bench`, holds all parts: [`backend`] answers, [`proxy`] passes through, [`load`] asks,
-//! [`run`] does it side by side and counts the processor time. See `README.md` in this folder.
+//! One binary, `drawbridge-bench`, holds all parts: `backend` answers, `proxy` passes through, `load` asks,
+//! `run` does it side by side and counts the processor time. See `README.md` in this folder.
 
 mod backend;
 mod body;

@@ -26,6 +26,12 @@ pub(crate) fn ticks(root: u32) -> anyhow::Result<u64> {
     Ok(tree(root)?.iter().map(|stat| stat.ticks).sum())
 }
 
+/// Time that the host took from this machine since it started, in ticks of all cores.
+pub(crate) fn stolen() -> u64 {
+    let text = fs::read_to_string("/proc/stat").unwrap_or_default();
+    text.lines().next().and_then(|all| all.split_whitespace().nth(8)?.parse().ok()).unwrap_or(0)
+}
+
 /// Memory of `root` and all processes below it.
 pub(crate) fn memory(root: u32) -> anyhow::Result<Memory> {
     let mut sum = Memory::default();

@@ -86,8 +86,6 @@ struct Series {
     p99: Vec<f64>,
     /// Microseconds per iteration.
     cpu: Vec<f64>,
-    ticks: u64,
-    done: u64,
     errors: u64,
     became_sse: u64,
     first_error: Option<String>,
@@ -99,15 +97,9 @@ impl Series {
         self.p50.push(outcome.p50);
         self.p99.push(outcome.p99);
         self.cpu.push(if measured { cpu(outcome.ticks, outcome.done) } else { f64::NAN });
-        self.ticks += outcome.ticks;
-        self.done += outcome.done;
         self.errors += outcome.errors;
         self.became_sse += outcome.became_sse;
         self.first_error = self.first_error.take().or(outcome.first_error);
-    }
-
-    fn total_cpu(&self) -> f64 {
-        if self.ticks == 0 { f64::NAN } else { cpu(self.ticks, self.done) }
     }
 }
 
@@ -121,6 +113,14 @@ struct Verdict {
     cpu: f64,
     cpu_aim: f64,
     added_p50: f64,
+    errors: u64,
+}
+
+impl Verdict {
+    fn good(&self) -> bool {
+        let p50_good = self.added_p50.is_nan() || self.added_p50 <= ADDED_P50_AIM;
+        self.errors == 0 && self.cpu <= self.cpu_aim && p50_good
+    }
 }
 
 pub(crate) fn run(mut args: RunArgs) -> anyhow::Result<()> {
@@ -155,6 +155,7 @@ pub(crate) fn run(mut args: RunArgs) -> anyhow::Result<()> {
     }
     ensure!(!targets.is_empty() && !scenarios.is_empty(), "nothing to measure");
     let before = memories(&targets)?;
+    let stolen = process::stolen();
     let rows = scenarios.len() * args.conns.len();
     let seconds =
         (rows * targets.len()) as u64 * u64::from(args.rounds) * (args.cell_ms + args.warm_ms) / 1000;
@@ -166,19 +167,24 @@ pub(crate) fn run(mut args: RunArgs) -> anyhow::Result<()> {
         net::cores(),
         std::fs::read_to_string("/proc/loadavg").unwrap_or_default().trim(),
     );
-    println!("CPU: user and system time of the target's process tree; [least..most of the rounds]");
+    println!(
+        "CPU: user and system time of the target's process tree per request, median [least..most] of the rounds"
+    );
     println!(
         "xproxy: median of the rounds' ratios to the bare pass-through; +p50: p50 above direct, in that of the pass-through"
     );
     heading();
     let mut verdicts = Vec::new();
+    let mut errors = 0;
     for scenario in &scenarios {
         for &connections in &args.conns {
             let series = row(&args, &targets, scenario, connections, log.as_mut())?;
+            errors += series.iter().map(|of_target| of_target.errors).sum::<u64>();
             verdicts.extend(show(&targets, scenario, connections, &series));
         }
     }
     summary(&verdicts);
+    println!("\nStolen by the host meanwhile: {} ticks of 10 ms", process::stolen() - stolen);
     println!("\nMemory of the process tree, MiB      RSS before    after  PSS before    after");
     for ((target, before), after) in targets.iter().zip(before).zip(memories(&targets)?) {
         println!(
@@ -190,6 +196,7 @@ pub(crate) fn run(mut args: RunArgs) -> anyhow::Result<()> {
             mib(after.pss)
         );
     }
+    ensure!(errors == 0, "{errors} answers were wrong or missing: their rows mean nothing");
     Ok(())
 }
 
@@ -269,7 +276,7 @@ fn show(targets: &[Target], scenario: &Scenario, connections: usize, series: &[S
             median(&own.rate),
             number(median(&own.p50), 1),
             number(median(&own.p99), 1),
-            number(own.total_cpu(), 1),
+            number(median(&own.cpu), 1),
             range,
             number(cpu_ratio, 2),
             number(added, 2),
@@ -287,6 +294,7 @@ fn show(targets: &[Target], scenario: &Scenario, connections: usize, series: &[S
                 cpu: cpu_ratio,
                 cpu_aim: scenario.aim(),
                 added_p50: added,
+                errors: own.errors,
             });
         }
     }
@@ -315,8 +323,7 @@ fn summary(verdicts: &[Verdict]) {
         number(mean_ratio(&cpu), 2),
         number(mean_ratio(&p50), 2)
     );
-    let over: Vec<&Verdict> =
-        verdicts.iter().filter(|v| v.cpu > v.cpu_aim || v.added_p50 > ADDED_P50_AIM).collect();
+    let over: Vec<&Verdict> = verdicts.iter().filter(|v| !v.good()).collect();
     println!(
         "{} of {} rows within the aims (CPU 1.5, at 1 MB 1.3; added p50 {ADDED_P50_AIM})",
         verdicts.len() - over.len(),
@@ -324,11 +331,12 @@ fn summary(verdicts: &[Verdict]) {
     );
     for verdict in over {
         println!(
-            "    {}: CPU {} (aim {}), added p50 {}",
+            "    {}: CPU {} (aim {}), added p50 {}, {} errors",
             verdict.row,
             number(verdict.cpu, 2),
             verdict.cpu_aim,
-            number(verdict.added_p50, 2)
+            number(verdict.added_p50, 2),
+            verdict.errors
         );
     }
 }
