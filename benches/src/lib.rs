@@ -1,1 +1,22 @@
-//! placeholder
+//! Benchmarks of Drawbridge: the gateway beside a bare pass-through, nginx and no proxy at all.
+//!
+//! One binary, `drawbridge-bench`, holds all parts: `backend` answers, `proxy` passes through, `load` asks,
+//! `run` does it side by side and counts the processor time. See `README.md` in this folder.
+
+mod backend;
+mod body;
+pub mod cli;
+mod client;
+mod json;
+mod load;
+mod net;
+mod process;
+mod proxy;
+mod report;
+mod run;
+mod scenario;
+mod sessions;
+mod start;
+mod streams;
+mod target;
+mod texts;

@@ -1,0 +1,5 @@
+//! The one binary of the benchmarks.
+
+fn main() -> anyhow::Result<()> {
+    drawbridge_benches::cli::main()
+}
