@@ -1,7 +1,7 @@
 //! A session with a legacy backend over Streamable HTTP: handshake, calls, the stream of what comes unasked.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -38,6 +38,8 @@ struct Opened {
     handshake: Handshake,
     /// Cancelled when this session is known to be gone.
     gone: CancellationToken,
+    /// The stream of unasked messages was asked for.
+    streaming: AtomicBool,
 }
 
 impl Opened {
@@ -63,6 +65,8 @@ pub(super) struct HttpSession {
     /// The clients' progress tokens of running calls, by the gateway's.
     tokens: Mutex<HashMap<Bytes, Bytes>>,
     restore: Restore,
+    /// The client has a stream open, so changes are of interest.
+    listening: AtomicBool,
     closed: CancellationToken,
 }
 
@@ -81,6 +85,7 @@ impl HttpSession {
             next_id: AtomicU64::new(1),
             tokens: Mutex::default(),
             restore: Restore::default(),
+            listening: AtomicBool::new(false),
             closed: CancellationToken::new(),
         })
     }
@@ -93,30 +98,54 @@ impl HttpSession {
         self.sink.lock().as_ref().and_then(Weak::upgrade)
     }
 
+    /// Whether somebody is there to take what comes unasked, and may have to.
+    fn wants_stream(&self) -> bool {
+        let wanted = self.client.can_be_asked() || self.listening.load(Ordering::Acquire);
+        wanted && self.sink().is_some()
+    }
+
+    /// The session if it is open, with its stream if one is wanted.
+    fn ready(&self) -> Option<Arc<Opened>> {
+        let opened = self.opened.lock().clone()?;
+        (opened.streaming.load(Ordering::Acquire) || !self.wants_stream()).then_some(opened)
+    }
+
     /// The session, by a handshake if there is none.
     async fn open(self: &Arc<Self>) -> Result<Arc<Opened>, Fault> {
-        if let Some(opened) = self.opened.lock().clone() {
+        if let Some(opened) = self.ready() {
             return Ok(opened);
         }
         let _turn = self.opening.lock().await;
-        if let Some(opened) = self.opened.lock().clone() {
+        if let Some(opened) = self.ready() {
             return Ok(opened);
         }
         if self.closed.is_cancelled() {
             return Err(Fault::Draining);
         }
-        let opened = Arc::new(self.shake_hands().await?);
-        if self.client.can_be_asked() && self.sink().is_some() {
+        let known = self.opened.lock().clone();
+        let opened = match known {
+            Some(opened) => opened,
+            None => {
+                let opened = Arc::new(self.shake_hands().await?);
+                self.set_again(&opened).await;
+                opened
+            }
+        };
+        if self.wants_stream() && !opened.streaming.swap(true, Ordering::AcqRel) {
             self.start_stream(&opened).await;
         }
+        *self.opened.lock() = Some(opened.clone());
+        Ok(opened)
+    }
+
+    /// Sets what the client had set in the session that this one follows.
+    async fn set_again(&self, opened: &Opened) {
         for message in self.restore.messages(|| self.next_id()) {
             let sent = self.shared.post(&opened.headers(), message).await;
             if let Ok(response) = sent {
                 let _ = answer::read(response, &self.shared.options).await;
             }
         }
-        *self.opened.lock() = Some(opened.clone());
-        Ok(opened)
     }
 
     async fn shake_hands(&self) -> Result<Opened, Fault> {
@@ -142,7 +171,8 @@ impl HttpSession {
             Answer::Other(status) => return Err(options.bad_answer(format!("HTTP {status} to initialize"))),
         };
         let handshake = legacy::handshake(&message, &self.client, options)?;
-        let opened = Opened { id, handshake, gone: self.closed.child_token() };
+        let opened =
+            Opened { id, handshake, gone: self.closed.child_token(), streaming: AtomicBool::new(false) };
         let told = self.shared.post(&opened.headers(), legacy::initialized().bytes().clone()).await?;
         answer::read(told, options).await?;
         Ok(opened)
@@ -440,13 +470,11 @@ impl Conversation for HttpSession {
     }
 
     fn listen(self: Arc<Self>) {
+        self.listening.store(true, Ordering::Release);
         let session = self.clone();
         self.shared.tasks.spawn("open backend stream", async move {
-            let had_stream = session.client.can_be_asked();
-            match session.open().await {
-                Ok(opened) if !had_stream => session.start_stream(&opened).await,
-                Ok(_) => {}
-                Err(fault) => tracing::warn!(backend.name = %session.shared.options.name, error.code = fault.code(), "backend stream: {fault}"),
+            if let Err(fault) = session.open().await {
+                tracing::warn!(backend.name = %session.shared.options.name, error.code = fault.code(), "backend stream: {fault}");
             }
         });
     }
