@@ -20,7 +20,6 @@ pub struct Tasks {
 impl Tasks {
     /// Runs `work` on the current runtime until it ends or the gateway is stopped for good. `name` appears in
     /// traces.
-    #[expect(clippy::disallowed_methods, reason = "the one place that spawns")]
     pub fn spawn<F>(&self, name: &'static str, work: F)
     where
         F: Future<Output = ()> + Send + 'static,

@@ -62,7 +62,8 @@ impl Legacy {
         }
     }
 
-    /// The session of a genuine id of this endpoint, brought back if this instance does not know it.
+    /// The session of a genuine id of this endpoint. One that this instance does not know is made, but not kept:
+    /// see [`Legacy::keep`].
     pub(crate) fn find(&self, endpoint: &Arc<Endpoint>, id: &str) -> Result<Option<Arc<Session>>, Fault> {
         let known = self.sessions.lock().get(id).cloned();
         if let Some(session) = known {
@@ -74,13 +75,22 @@ impl Legacy {
         if self.revocations.is_revoked(&key) {
             return Ok(None);
         }
-        let session =
-            Session::new(key, Arc::new(client), endpoint.clone(), self.instance.clone(), self.events.clone());
+        let client = Arc::new(client);
+        Ok(Some(Session::new(key, client, endpoint.clone(), self.instance.clone(), self.events.clone())))
+    }
+
+    /// Keeps a session on this instance, since something of it has to be remembered. Returns the one that is kept,
+    /// which is another if two requests brought it back at once.
+    pub(crate) fn keep(&self, id: &str, session: Arc<Session>) -> Result<Arc<Session>, Fault> {
         let mut sessions = self.sessions.lock();
+        if let Some(kept) = sessions.get(id) {
+            return Ok(kept.clone());
+        }
         if sessions.len() >= self.max_sessions && !evict(&mut sessions, &self.tasks) {
             return Err(Fault::Busy { what: "sessions in use", limit: self.max_sessions });
         }
-        Ok(Some(sessions.entry(Arc::from(id)).or_insert(session).clone()))
+        sessions.insert(Arc::from(id), session.clone());
+        Ok(session)
     }
 
     /// Ends a session for good.

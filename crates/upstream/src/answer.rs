@@ -66,6 +66,9 @@ pub async fn read(response: Response<Incoming>, options: &Options) -> Result<Ans
 
 /// A message, or the only message of a batch (servers of 2025-03-26 may answer so).
 fn one_message(text: Bytes) -> Result<Message, message::Invalid> {
+    if text.trim_ascii_start().first() != Some(&b'[') {
+        return Message::parse_trusting(text);
+    }
     match message::Incoming::parse(text, 1)? {
         message::Incoming::One(message) => Ok(message),
         message::Incoming::Batch(mut items) => items.remove(0),
@@ -215,7 +218,7 @@ impl EventStream {
     /// The next message; events that are not messages are an error of the backend.
     pub async fn next_message(&mut self, options: &Options) -> Result<Option<Message>, Fault> {
         let Some(event) = self.next(options).await? else { return Ok(None) };
-        Message::parse(event.data).map(Some).map_err(|invalid| options.bad_answer(invalid.reason))
+        Message::parse_trusting(event.data).map(Some).map_err(|invalid| options.bad_answer(invalid.reason))
     }
 
     /// The continuation of a stream that was to be resumed as `resumable` says, until it says otherwise.

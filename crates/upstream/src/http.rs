@@ -16,7 +16,7 @@ use ::http::HeaderMap;
 use async_trait::async_trait;
 use drawbridge_core::backend::{Scope, Unsolicited};
 use drawbridge_core::call::{Call, Emitter, Event, Events, forward, generate};
-use drawbridge_core::{Backend, BackendName, Client, Conversation, Description, Fault, Tasks};
+use drawbridge_core::{Answers, Backend, BackendName, Client, Conversation, Description, Fault, Tasks};
 use drawbridge_wire::message::Field;
 use drawbridge_wire::{Message, method};
 use parking_lot::Mutex;
@@ -61,8 +61,14 @@ impl HttpBackend {
         })
     }
 
-    async fn era(&self) -> Result<Era, Fault> {
-        self.verdict.find(&self.shared, self.transport).await
+    /// What to speak to the backend for `client`: its own dialect where the backend speaks both, since then nothing
+    /// has to be translated.
+    async fn era(&self, client: &Client) -> Result<Era, Fault> {
+        Ok(match self.verdict.find(&self.shared, self.transport).await? {
+            Era::Both if client.answers == Answers::Live => Era::Legacy,
+            Era::Both => Era::Modern,
+            era => era,
+        })
     }
 
     /// A conversation in the legacy dialect, over whichever transport the backend has.
@@ -83,34 +89,23 @@ impl HttpBackend {
     }
 
     async fn ask_description(&self, client: &Arc<Client>) -> Result<Arc<Description>, Fault> {
-        match self.era().await? {
-            Era::Modern => match stateless::discover(&self.shared, client).await? {
-                Some(description) => Ok(Arc::new(description)),
-                None => {
-                    // It was modern, and is no more.
-                    self.verdict.forget();
-                    match self.era().await? {
-                        Era::Modern => {
-                            Err(self.shared.options.bad_answer("it does not answer server/discover"))
-                        }
-                        legacy => self.handshake(&legacy, client).await,
-                    }
-                }
-            },
-            legacy => match self.handshake(&legacy, client).await {
-                Err(Fault::BadAnswer { .. }) if self.verdict.forget_if_aged() => match self.era().await? {
-                    Era::Modern => {
-                        stateless::discover(&self.shared, client).await?.map(Arc::new).ok_or_else(|| {
-                            self.shared
-                                .options
-                                .bad_answer("it answers neither initialize nor server/discover")
-                        })
-                    }
-                    legacy => self.handshake(&legacy, client).await,
-                },
-                other => other,
-            },
+        let era = self.era(client).await?;
+        match self.describe_as(era, client).await {
+            // It may have been replaced by one that speaks otherwise.
+            Err(Fault::BadAnswer { .. }) if self.verdict.doubt() => {
+                let era = self.era(client).await?;
+                self.describe_as(era, client).await
+            }
+            answer => answer,
         }
+    }
+
+    async fn describe_as(&self, era: Era, client: &Arc<Client>) -> Result<Arc<Description>, Fault> {
+        if era != Era::Modern {
+            return self.handshake(&era, client).await;
+        }
+        let silent = || self.shared.options.bad_answer("it does not answer server/discover");
+        stateless::discover(&self.shared, client).await?.map(Arc::new).ok_or_else(silent)
     }
 
     /// Asks by opening a session, which the next client of the same kind gets.
@@ -199,7 +194,7 @@ impl Resolving {
         let shared = &self.backend.shared;
         let mut again = true;
         loop {
-            let era = self.backend.era().await?;
+            let era = self.backend.era(&self.client).await?;
             if era != Era::Modern {
                 let last = forward(emit, self.session(&era).call(call)).await;
                 return last.ok_or_else(|| shared.options.outcome_unknown("no answer"));
@@ -244,7 +239,7 @@ impl Conversation for Resolving {
     fn listen(self: Arc<Self>) {
         let resolving = self.clone();
         self.backend.shared.tasks.spawn("listen to backend", async move {
-            match resolving.backend.era().await {
+            match resolving.backend.era(&resolving.client).await {
                 Ok(Era::Modern) => {}
                 Ok(legacy) => resolving.session(&legacy).listen(),
                 Err(fault) => {

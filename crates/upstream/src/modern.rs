@@ -70,12 +70,28 @@ pub(crate) fn discover(id: &Id, client: &Client) -> Message {
     Message::parse(text).unwrap_or(bare)
 }
 
+/// Whether the answer to `server/discover` is that of a server that speaks this dialect.
+pub(crate) fn speaks(answer: &Message) -> bool {
+    supports(answer, |version| version == VERSION) || is_modern_error(answer)
+}
+
+/// Whether the answer to `server/discover` names a version with sessions too.
+pub(crate) fn has_sessions_too(answer: &Message) -> bool {
+    supports(answer, ProtocolVersion::has_initialize)
+}
+
+fn supports(answer: &Message, wanted: impl Fn(ProtocolVersion) -> bool) -> bool {
+    let versions = answer.raw(Field::Result).and_then(|result| json::member(result, "supportedVersions"));
+    let versions = versions.and_then(|raw| json::elements(raw).ok()).unwrap_or_default();
+    versions
+        .iter()
+        .any(|v| json::decode_string(v).and_then(|v| ProtocolVersion::parse(&v)).is_some_and(&wanted))
+}
+
 /// Reads the result of `server/discover`; `None` if it is none of a server that speaks this version.
 pub(crate) fn description(answer: &Message, client: &Client) -> Option<Description> {
     let result = answer.raw(Field::Result)?;
-    let versions = json::elements(json::member(result, "supportedVersions")?).ok()?;
-    let spoken = versions.iter().any(|v| json::decode_string(v).as_deref() == Some(VERSION.as_str()));
-    if !spoken {
+    if !supports(answer, |version| version == VERSION) {
         return None;
     }
     let copy = |key| json::member(result, key).map(Bytes::copy_from_slice);

@@ -292,7 +292,7 @@ impl Pipe {
     }
 
     fn received(self: &Arc<Self>, connection: &Arc<Connection>, asks: &mut OpenAsks, text: Bytes) {
-        let message = match Message::parse(text) {
+        let message = match Message::parse_trusting(text) {
             Ok(message) => message,
             Err(invalid) => {
                 tracing::warn!(backend.name = %self.options.name, "the backend sent something that is not MCP: {invalid}");

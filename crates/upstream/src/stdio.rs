@@ -319,8 +319,7 @@ impl StdioBackend {
         let mut channel = self.launcher.connect().await?;
         let answer = probe(&mut channel).await;
         let dialect = match &answer {
-            Probed::Answer(message) if modern::description(message, &prober()).is_some() => Dialect::Modern,
-            Probed::Answer(message) if modern::is_modern_error(message) => Dialect::Modern,
+            Probed::Answer(message) if modern::speaks(message) => Dialect::Modern,
             _ => Dialect::Legacy,
         };
         tracing::info!(backend.name = %self.launcher.options.name, dialect = ?dialect, "backend probed");

@@ -13,6 +13,7 @@ pub mod json;
 pub mod message;
 pub mod method;
 pub mod payload;
+mod skip;
 pub mod sse;
 pub mod version;
 

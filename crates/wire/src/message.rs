@@ -11,7 +11,7 @@ use bytes::Bytes;
 use smallvec::SmallVec;
 
 use crate::error::{RpcError, code};
-use crate::json::{self, JsonError, Scanner};
+use crate::json::{self, JsonError, Reading, Scanner};
 
 /// The longest request id that is accepted, in bytes of its literal.
 pub const MAX_ID_BYTES: usize = 1024;
@@ -258,7 +258,7 @@ impl Incoming {
 }
 
 fn check_utf8(text: &[u8]) -> Result<(), Invalid> {
-    match std::str::from_utf8(text) {
+    match simdutf8::compat::from_utf8(text) {
         Ok(_) => Ok(()),
         Err(e) => Err(Invalid::new(code::PARSE_ERROR, format!("not UTF-8 text at byte {}", e.valid_up_to()))),
     }
@@ -312,13 +312,23 @@ impl Indexer<'_> {
 }
 
 impl Message {
-    /// Reads one message. The text is kept as it is.
+    /// Reads one message, every byte of it. The text is kept as it is.
     pub fn parse(text: Bytes) -> Result<Self, Invalid> {
+        Self::read(text, Reading::Whole)
+    }
+
+    /// Reads one message of a backend: what is indexed is read as strictly as by [`Message::parse`], containers
+    /// within are only skipped, so whether they are JSON is for the client to find out.
+    pub fn parse_trusting(text: Bytes) -> Result<Self, Invalid> {
+        Self::read(text, Reading::Structure)
+    }
+
+    fn read(text: Bytes, reading: Reading) -> Result<Self, Invalid> {
         if u32::try_from(text.len()).is_err() {
             return Err(Invalid::new(code::INVALID_REQUEST, "the message is too large"));
         }
         check_utf8(&text)?;
-        let mut s = Scanner::new(&text);
+        let mut s = Scanner::new(&text).reading(reading);
         if s.peek() != Some(b'{') {
             // Anything that is JSON is a bad message, anything else is a bad text.
             s.value(0)?;

@@ -26,6 +26,11 @@ fn session_of(inner: &Inner, endpoint: &Arc<Endpoint>, id: &str) -> Result<Arc<S
     found.ok_or_else(|| Refusal::not_found("session not found; initialize again"))
 }
 
+/// The same, kept on this instance.
+fn kept_session(inner: &Inner, id: &str, session: Arc<Session>) -> Result<Arc<Session>, Refusal> {
+    inner.legacy.keep(id, session).map_err(|fault| Refusal::unavailable(&fault))
+}
+
 /// Checks the version header: absent, or a version of this era.
 fn check_version(headers: &HeaderMap) -> Result<(), Refusal> {
     match reply::version_header(headers) {
@@ -60,6 +65,10 @@ pub(crate) async fn post(
         Incoming::Batch(_) if !session.client().version.has_batches() => return Err(no_batches()),
         Incoming::Batch(messages) => messages,
     };
+    let asks = |m: &Result<Message, Invalid>| {
+        m.as_ref().is_ok_and(|m| m.kind() == Kind::Request && m.method() != method::PING)
+    };
+    let session = if messages.iter().any(asks) { kept_session(inner, id, session)? } else { session };
     take(inner, &session, messages).await
 }
 
@@ -360,7 +369,7 @@ pub(crate) async fn get(
             "a stream needs the Mcp-Session-Id that initialize hands out; clients of 2024-11-05 use the path ending in /sse",
         ));
     };
-    let session = session_of(inner, endpoint, id)?;
+    let session = kept_session(inner, id, session_of(inner, endpoint, id)?)?;
     let permit = StreamPermit::take(&inner.streams, inner.options.max_streams)
         .map_err(|f| Refusal::unavailable(&f))?;
     let place = reply::text(headers, header::LAST_EVENT_ID)

@@ -19,6 +19,8 @@ pub(super) enum Era {
     Modern,
     /// Sessions over Streamable HTTP.
     Legacy,
+    /// Both of these on one URL.
+    Both,
     /// Sessions over HTTP+SSE.
     Sse,
 }
@@ -73,15 +75,22 @@ impl Verdict {
         *self.found.lock() = None;
     }
 
-    /// Drops a finding that was not just made. Returns whether asking again could tell something new.
-    pub(super) fn forget_if_aged(&self) -> bool {
+    /// Something speaks against the finding. Returns whether there is now another one, or none, so that asking
+    /// again could help.
+    pub(super) fn doubt(&self) -> bool {
         let mut found = self.found.lock();
-        let aged =
-            self.pinned.is_none() && found.is_some_and(|(_, at)| at.elapsed() > Duration::from_secs(1));
-        if aged {
-            *found = None;
+        match *found {
+            _ if self.pinned.is_some() => false,
+            Some((Era::Both, at)) => {
+                *found = Some((Era::Modern, at));
+                true
+            }
+            Some((_, at)) if at.elapsed() > Duration::from_secs(1) => {
+                *found = None;
+                true
+            }
+            _ => false,
         }
-        aged
     }
 }
 
@@ -126,13 +135,11 @@ async fn ask(shared: &Shared, transport: TransportChoice) -> Result<Era, Fault> 
     };
     let late = || shared.options.late(drawbridge_core::fault::Deadline::FirstByte);
     let answer = tokio::time::timeout(PROBE_TIME, asked).await.map_err(|_| late())?;
-    let modern = |message: &drawbridge_wire::Message| match message.kind() {
-        Kind::Result => modern::description(message, &prober()).is_some(),
-        Kind::Error => modern::is_modern_error(message),
-        _ => false,
-    };
     match answer {
-        Ok(Answer::Message(_, message)) if modern(&message) => Ok(Era::Modern),
+        Ok(Answer::Message(_, message)) if modern::speaks(&message) => {
+            let both = shared.options.era == EraChoice::Auto && modern::has_sessions_too(&message);
+            Ok(if both { Era::Both } else { Era::Modern })
+        }
         // An error in JSON-RPC comes from a server on this very URL.
         Ok(Answer::Message(_, message)) if message.error_code() != code::METHOD_NOT_FOUND => Ok(Era::Legacy),
         Ok(Answer::Other(status)) if status.is_server_error() => {
