@@ -24,9 +24,11 @@ impl Tasks {
     where
         F: Future<Output = ()> + Send + 'static,
     {
+        // Work that is handed over while its runtime goes down goes down with it.
+        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
         let span = tracing::debug_span!("task", name);
         let work = self.hard.clone().run_until_cancelled_owned(work);
-        tokio::spawn(
+        runtime.spawn(
             self.tracker.track_future(
                 async move {
                     work.await;
