@@ -150,7 +150,8 @@ async fn connection(server: auto::Builder<TokioExecutor>, stream: TcpStream, fro
     let _ = stream.set_nodelay(true);
     let service = service_fn(move |request: Request<Incoming>| {
         let front = front.clone();
-        async move { front.handle(request.map(Body::new)).await }
+        // Boxed, so that a connection with an open stream does not keep room for a request's whole way.
+        Box::pin(async move { front.handle(request.map(Body::new)).await })
     });
     let serving = server.serve_connection(TokioIo::new(stream), service);
     tokio::pin!(serving);

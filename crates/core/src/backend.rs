@@ -97,6 +97,9 @@ pub trait Conversation: Send + Sync {
     /// call.
     fn listen(self: Arc<Self>);
 
+    /// What the backend sends outside of calls is of no interest any more, except while a call runs.
+    fn stop_listening(&self);
+
     /// Ends the conversation at the backend.
     async fn close(&self);
 }

@@ -250,6 +250,12 @@ impl Conversation for Resolving {
         });
     }
 
+    fn stop_listening(&self) {
+        if let Some(session) = &*self.session.lock() {
+            session.stop_listening();
+        }
+    }
+
     async fn close(&self) {
         let session = self.session.lock().take();
         if self.scope == Scope::Session

@@ -586,6 +586,9 @@ impl Conversation for Pipe {
         });
     }
 
+    /// The channel carries everything or nothing.
+    fn stop_listening(&self) {}
+
     async fn close(&self) {
         self.closed.cancel();
         self.hang_up();

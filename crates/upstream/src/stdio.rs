@@ -515,6 +515,12 @@ impl Conversation for Resolving {
         });
     }
 
+    fn stop_listening(&self) {
+        if let Some(conversation) = self.known() {
+            conversation.stop_listening();
+        }
+    }
+
     async fn close(&self) {
         // A conversation that others share is not this one's to end.
         let own = self.scope == Scope::Session && *self.backend.dialect.lock() == Some(Dialect::Legacy);

@@ -58,6 +58,7 @@ impl Conversation for Talk {
     }
     async fn notify(&self, _: Message) {}
     fn listen(self: Arc<Self>) {}
+    fn stop_listening(&self) {}
     async fn close(&self) {}
 }
 

@@ -284,8 +284,10 @@ impl Session {
     /// Closes an opening of the standalone stream.
     pub(super) fn close_standalone(&self, opening: u64) {
         let mut state = self.state.lock();
-        if state.standalone.receiver == opening {
+        let was_receiver = state.standalone.receiver == opening;
+        if was_receiver {
             state.standalone.receiver = 0;
+            state.conversations.iter().for_each(|(_, conversation)| conversation.stop_listening());
         }
         drop(state);
         self.touch();

@@ -1,7 +1,7 @@
 //! A session with a legacy backend over Streamable HTTP: handshake, calls, the stream of what comes unasked.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -15,6 +15,7 @@ use drawbridge_wire::message::Field;
 use drawbridge_wire::{Id, Message, ProtocolVersion, header, method};
 use http::{HeaderName, HeaderValue, StatusCode};
 use parking_lot::Mutex;
+use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 use super::shared::{COURTESY, Shared};
@@ -29,6 +30,8 @@ const LAST_EVENT_ID: HeaderName = HeaderName::from_static(header::LAST_EVENT_ID)
 
 /// How long the first call waits for the stream of unasked messages, which a backend may need to ask on.
 const STREAM_HEAD_TIME: Duration = Duration::from_secs(2);
+/// How long the stream of unasked messages stays when it has no reader and no call is running.
+const STREAM_LINGER: Duration = Duration::from_secs(5);
 /// How often in a row a stream that brings nothing is resumed.
 const MAX_EMPTY_RESUMES: u32 = 8;
 
@@ -67,6 +70,10 @@ pub(super) struct HttpSession {
     restore: Restore,
     /// The client has a stream open, so changes are of interest.
     listening: AtomicBool,
+    /// Calls that run; the backend may ask because of them.
+    running: AtomicUsize,
+    /// Rung when `listening` or `running` may have come to nothing.
+    interest: Notify,
     closed: CancellationToken,
 }
 
@@ -86,6 +93,8 @@ impl HttpSession {
             tokens: Mutex::default(),
             restore: Restore::default(),
             listening: AtomicBool::new(false),
+            running: AtomicUsize::new(0),
+            interest: Notify::new(),
             closed: CancellationToken::new(),
         })
     }
@@ -190,6 +199,7 @@ impl HttpSession {
     async fn run(self: &Arc<Self>, emit: &Emitter, call: &Call) -> Result<Event, Fault> {
         let id = self.next_id();
         let text = legacy::outgoing(&call.request, &id);
+        let _running = RunningGuard::new(self);
         let _token = call.request.slice(Field::MetaProgressToken).map(|own| TokenGuard::new(self, &id, own));
         let mut opened = self.open().await?;
         let mut cancel = CancelGuard::new(self, &opened, &id);
@@ -322,9 +332,28 @@ impl HttpSession {
             tokio::select! {
                 () = gone.cancelled() => {}
                 () = drain.cancelled() => {}
+                () = session.until_unwanted() => {}
                 () = session.read_stream(stream.patient(), &opened) => {}
             }
+            opened.streaming.store(false, Ordering::Release);
         });
+    }
+
+    /// Resolves when nobody listens and no call runs, and that has lasted: a stream costs a connection, which an
+    /// abandoned session must not keep.
+    async fn until_unwanted(&self) {
+        loop {
+            let changed = self.interest.notified();
+            if self.listening.load(Ordering::Acquire) || self.running.load(Ordering::Acquire) > 0 {
+                changed.await;
+            } else if tokio::time::timeout(STREAM_LINGER, changed).await.is_err() {
+                let unwanted =
+                    !self.listening.load(Ordering::Acquire) && self.running.load(Ordering::Acquire) == 0;
+                if unwanted {
+                    return;
+                }
+            }
+        }
     }
 
     async fn read_stream(self: &Arc<Self>, mut stream: EventStream, opened: &Arc<Opened>) {
@@ -402,6 +431,24 @@ fn is_session_lost(answer: &Answer, opened: &Opened) -> bool {
     status == StatusCode::NOT_FOUND && opened.id.is_some()
 }
 
+/// Counts a call while it runs.
+struct RunningGuard(Arc<HttpSession>);
+
+impl RunningGuard {
+    fn new(session: &Arc<HttpSession>) -> Self {
+        session.running.fetch_add(1, Ordering::AcqRel);
+        Self(session.clone())
+    }
+}
+
+impl Drop for RunningGuard {
+    fn drop(&mut self) {
+        if self.0.running.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.0.interest.notify_waiters();
+        }
+    }
+}
+
 /// Keeps a progress token known while its call runs.
 struct TokenGuard {
     session: Arc<HttpSession>,
@@ -477,6 +524,11 @@ impl Conversation for HttpSession {
                 tracing::warn!(backend.name = %session.shared.options.name, error.code = fault.code(), "backend stream: {fault}");
             }
         });
+    }
+
+    fn stop_listening(&self) {
+        self.listening.store(false, Ordering::Release);
+        self.interest.notify_waiters();
     }
 
     async fn close(&self) {
