@@ -95,7 +95,7 @@ Drawbridge is running with its demo backend. Point a host at:
 Claude Code
     claude mcp add --transport http drawbridge {url}
 
-Cursor, Claude Desktop and others that read mcp.json
+Cursor and others that read mcp.json with URLs
     {{ "mcpServers": {{ "drawbridge": {{ "url": "{url}" }} }} }}
 
 VS Code (.vscode/mcp.json)
@@ -105,7 +105,7 @@ Codex (~/.codex/config.toml)
     [mcp_servers.drawbridge]
     url = "{url}"
 
-Hosts that only start programs
+Claude Desktop and other hosts that only start programs
     npx mcp-remote {url} --allow-http
 
 MCP Inspector

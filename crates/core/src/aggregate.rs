@@ -293,7 +293,7 @@ fn first_within(mut events: Events, backend: String, limit: Duration) -> Events 
         match tokio::time::timeout(limit, events.next()).await {
             Ok(Some(event)) => Box::pin(stream::once(std::future::ready(event)).chain(events)),
             Ok(None) => once(Event::Fail(Fault::OutcomeUnknown { backend, detail: "no answer".to_owned() })),
-            Err(_) => once(Event::Fail(Fault::Timeout { backend, deadline: Deadline::FirstByte })),
+            Err(_) => once(Event::Fail(Fault::Timeout { backend, deadline: Deadline::List })),
         }
     };
     Box::pin(first.flatten_stream())

@@ -75,7 +75,7 @@ impl Endpoint {
         let client = &self.towards_backends(client);
         let asked = self.backends.iter().map(|backend| async move {
             let waited = tokio::time::timeout(backend.list_timeout(), backend.describe(client)).await;
-            let deadline = crate::fault::Deadline::FirstByte;
+            let deadline = crate::fault::Deadline::List;
             let late = || Fault::Timeout { backend: backend.name().to_string(), deadline };
             let answer = waited.unwrap_or_else(|_| Err(late()));
             if let Err(fault) = &answer {

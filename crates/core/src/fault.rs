@@ -45,6 +45,8 @@ pub enum Deadline {
     Queue,
     /// For a process to start and shake hands.
     Start,
+    /// For its part of a merged list.
+    List,
 }
 
 impl Deadline {
@@ -57,6 +59,7 @@ impl Deadline {
             Self::Total => "timeout",
             Self::Queue => "queue_timeout",
             Self::Start => "start_timeout",
+            Self::List => "list_timeout",
         }
     }
 }
@@ -77,10 +80,8 @@ pub enum Fault {
         "backend \"{backend}\" refuses the gateway's credentials (HTTP {status}): check its headers in the configuration"
     )]
     Refused { backend: String, status: u16 },
-    #[error(
-        "the answer of backend \"{backend}\" is larger than the {limit} bytes that limits.max_result_bytes allows"
-    )]
-    TooLarge { backend: String, limit: usize },
+    #[error("an answer of backend \"{backend}\" is larger than the {limit} bytes that limits.{key} allows")]
+    TooLarge { backend: String, limit: usize, key: &'static str },
     #[error(
         "the connection to backend \"{backend}\" was lost after the call was sent ({detail}): its outcome is unknown"
     )]

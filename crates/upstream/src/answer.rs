@@ -190,7 +190,7 @@ impl EventStream {
     /// The next event that carries data; `None` at the end of the stream, however it came.
     pub async fn next(&mut self, options: &Options) -> Result<Option<Event>, Fault> {
         loop {
-            while let Some(event) = self.decoder.next_event().map_err(|_| options.too_large())? {
+            while let Some(event) = self.decoder.next_event().map_err(|_| options.event_too_large())? {
                 if let Some(id) = &event.id {
                     self.last_id = Some(id.clone()).filter(|id| !id.is_empty());
                 }

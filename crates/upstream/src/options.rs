@@ -91,6 +91,14 @@ impl Options {
     }
 
     pub(crate) fn too_large(&self) -> Fault {
-        Fault::TooLarge { backend: self.name.to_string(), limit: self.max_result_bytes }
+        self.over("max_result_bytes", self.max_result_bytes)
+    }
+
+    pub(crate) fn event_too_large(&self) -> Fault {
+        self.over("max_event_bytes", self.max_event_bytes)
+    }
+
+    pub(crate) fn over(&self, key: &'static str, limit: usize) -> Fault {
+        Fault::TooLarge { backend: self.name.to_string(), limit, key }
     }
 }

@@ -14,7 +14,7 @@ use bytes::Bytes;
 use drawbridge_core::backend::Unsolicited;
 use drawbridge_core::call::{Call, Emitter, Event, Events, generate};
 use drawbridge_core::fault::Deadline;
-use drawbridge_core::{Client, Conversation, Description, Fault, Tasks};
+use drawbridge_core::{Client, Conversation, Description, Fault, Retry, Tasks};
 use drawbridge_wire::message::Field;
 use drawbridge_wire::{Edit, Id, Message, method};
 use parking_lot::Mutex;
@@ -68,7 +68,12 @@ pub(crate) enum Received {
     /// A text that should be a message.
     Message(Bytes),
     /// A message over the limit; its beginning may tell whose it is.
-    TooLarge(Bytes),
+    TooLarge {
+        /// Its first bytes.
+        head: Bytes,
+        /// The limit in bytes.
+        limit: usize,
+    },
     /// Nothing more will come; why.
     Closed(String),
 }
@@ -88,6 +93,13 @@ struct Waiting {
     token: Option<Bytes>,
     /// A listen is not a call that a backend could be asking for.
     is_listen: bool,
+}
+
+/// Whether the client of a listen has its acknowledgement, which it gets once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Acknowledged {
+    No,
+    Yes,
 }
 
 /// Events of a call that its reader has not taken yet; what comes on top is dropped.
@@ -241,7 +253,7 @@ impl Pipe {
             };
             match received {
                 Received::Message(text) => self.received(&connection, &mut asks, text),
-                Received::TooLarge(head) => self.too_large(&connection, &head),
+                Received::TooLarge { head, limit } => self.too_large(&connection, &head, limit),
                 Received::Closed(why) => break why,
             }
         };
@@ -273,19 +285,21 @@ impl Pipe {
     }
 
     /// Fails the call whose answer was too large, if the start of it tells the id.
-    fn too_large(&self, connection: &Connection, head: &Bytes) {
+    fn too_large(&self, connection: &Connection, head: &Bytes, limit: usize) {
         let number = id_in(head);
         tracing::warn!(backend.name = %self.options.name, "a message over the size limit was dropped");
         let waiting = number.and_then(|n| connection.calls.lock().remove(&n));
         match waiting {
-            Some(mut waiting) => finish(&mut waiting, Event::Fail(self.options.too_large())),
+            Some(mut waiting) => {
+                finish(&mut waiting, Event::Fail(self.options.over("max_line_bytes", limit)))
+            }
             // Its id comes after the result: if one call runs, it is that one's.
             None => {
                 let mut calls = connection.calls.lock();
                 if let Some(number) = only_call(&calls)
                     && let Some(mut waiting) = calls.remove(&number)
                 {
-                    finish(&mut waiting, Event::Fail(self.options.too_large()));
+                    finish(&mut waiting, Event::Fail(self.options.over("max_line_bytes", limit)));
                 }
             }
         }
@@ -390,7 +404,12 @@ impl Pipe {
         });
     }
 
-    async fn run(self: &Arc<Self>, emit: &Emitter, call: &Call) -> Result<Event, Fault> {
+    async fn run(
+        self: &Arc<Self>,
+        emit: &Emitter,
+        call: &Call,
+        acknowledged: Acknowledged,
+    ) -> Result<Event, Fault> {
         if self.dialect == Dialect::Modern {
             if call.request.method() == method::SET_LEVEL {
                 *self.level.lock() = call.request.slice(Field::Level);
@@ -409,7 +428,7 @@ impl Pipe {
             match connection.sender.send(self.outgoing(call, number)).await {
                 Ok(()) => break (connection, slot, events, done),
                 // It was not delivered, so a fresh channel may have it.
-                Err(_) if attempt == 0 => {
+                Err(fault) if attempt == 0 && fault.retry() == Retry::Safe => {
                     slot.forget();
                     connection.gone.cancel();
                     attempt += 1;
@@ -427,6 +446,9 @@ impl Pipe {
                     slot.forget();
                     return Ok(event);
                 }
+                Some(Event::Notify(message))
+                    if acknowledged == Acknowledged::Yes
+                        && message.method() == method::SUBSCRIPTIONS_ACKNOWLEDGED => {}
                 Some(event) => emit.emit(event).await,
                 None => {
                     slot.forget();
@@ -438,6 +460,19 @@ impl Pipe {
                 limit = self.options.idle_timeout;
                 deadline = Deadline::Idle;
             }
+        }
+    }
+
+    /// A listen goes on over lost channels: it is sent again as long as the backend comes back.
+    async fn listen_for_good(self: &Arc<Self>, emit: &Emitter, call: &Call) -> Event {
+        let mut acknowledged = Acknowledged::No;
+        loop {
+            match self.run(emit, call, acknowledged).await {
+                Ok(event) => return event,
+                Err(Fault::OutcomeUnknown { .. }) if !self.closed.is_cancelled() => {}
+                Err(fault) => return Event::Fail(fault),
+            }
+            acknowledged = Acknowledged::Yes;
         }
     }
 
@@ -554,8 +589,11 @@ impl Conversation for Pipe {
             return legacy::listen();
         }
         generate(|emit| async move {
-            let limit = if is_listen { Duration::MAX } else { self.options.timeout };
-            let ran = tokio::time::timeout(limit, self.run(&emit, &call)).await;
+            if is_listen {
+                return self.listen_for_good(&emit, &call).await;
+            }
+            let ran =
+                tokio::time::timeout(self.options.timeout, self.run(&emit, &call, Acknowledged::No)).await;
             let outcome = ran.unwrap_or_else(|_| Err(self.options.late(Deadline::Total)));
             if let Ok(Event::Done(reply)) = &outcome {
                 self.restore.note(&call.request, reply);

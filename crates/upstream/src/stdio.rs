@@ -185,6 +185,7 @@ impl Carrier for Launcher {
             control: process.control,
             started: Instant::now(),
             options: self.options.clone(),
+            max_line_bytes: self.spec.max_line_bytes,
             ended: None,
             _permits: permits,
         });
@@ -217,6 +218,7 @@ struct FromProcess {
     control: Control,
     started: Instant,
     options: Options,
+    max_line_bytes: usize,
     ended: Option<String>,
     _permits: (OwnedSemaphorePermit, OwnedSemaphorePermit),
 }
@@ -226,7 +228,7 @@ impl Receiver for FromProcess {
     async fn receive(&mut self) -> Received {
         match self.lines.next().await {
             Some(Line::Text(text)) => Received::Message(text),
-            Some(Line::TooLong { head, .. }) => Received::TooLarge(head),
+            Some(Line::TooLong { head, .. }) => Received::TooLarge { head, limit: self.max_line_bytes },
             None => {
                 let exit = self.control.exited().await;
                 let status = exit.to_string();
@@ -412,7 +414,7 @@ async fn probe(channel: &mut Channel) -> Probed {
                     }
                     _ => {}
                 },
-                Received::TooLarge(_) => {}
+                Received::TooLarge { .. } => {}
                 Received::Closed(_) => return Probed::Closed,
             }
         }

@@ -163,7 +163,7 @@ pub(super) async fn last_event(mut events: Events, backend: &BackendName, limit:
         }
         Event::Fail(Fault::OutcomeUnknown { backend: backend.to_string(), detail: "no answer".to_owned() })
     };
-    let late = || Event::Fail(Fault::Timeout { backend: backend.to_string(), deadline: Deadline::FirstByte });
+    let late = || Event::Fail(Fault::Timeout { backend: backend.to_string(), deadline: Deadline::List });
     tokio::time::timeout(limit, last).await.unwrap_or_else(|_| late())
 }
 

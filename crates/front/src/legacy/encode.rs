@@ -54,7 +54,8 @@ pub(super) fn event(session: &Session, call: &InFlight, method: &str, event: Eve
             known.into_iter().collect()
         }
         Event::Asks(round) if matches!(round.resume, Resume::State(_)) => {
-            let backend = session.endpoint.name().map(ToString::to_string).unwrap_or_default();
+            let backends: Vec<_> = session.endpoint.backends().iter().map(|b| b.name().as_str()).collect();
+            let backend = backends.join(" or ");
             one(last(failure(call, &Fault::NeedsInput { backend })))
         }
         Event::Asks(round) => round
@@ -66,7 +67,7 @@ pub(super) fn event(session: &Session, call: &InFlight, method: &str, event: Eve
         Event::Done(reply) => one(last(answer(&call.id, method, &reply))),
         Event::Fail(fault) => {
             tracing::warn!(
-                error.code = fault.code(), mcp.method = method, client = %session.client().principal.as_str(),
+                error.code = fault.code(), mcp.method = method, rpc.id = ?call.id.literal(), client = %session.client().principal.as_str(),
                 "call failed: {fault}"
             );
             one(last(failure(call, &fault)))

@@ -36,6 +36,13 @@ struct Connection {
     closed: tokio_util::sync::CancellationToken,
 }
 
+impl Connection {
+    /// Whether no call is running.
+    fn is_quiet(&self) -> bool {
+        self.session.lock().as_ref().is_none_or(|session| !session.has_calls())
+    }
+}
+
 /// The open connections of this instance, by the id in their URL.
 #[derive(Default)]
 pub(crate) struct Connections(Mutex<HashMap<String, Arc<Connection>>>);
@@ -91,12 +98,22 @@ pub(crate) fn open(
     );
     let open = Open { inner: inner.clone(), id, connection };
     let mut draining = Box::pin(inner.tasks.drain_token().clone().cancelled_owned());
+    let mut drains = false;
     let source: crate::stream::Source = Box::pin(futures_util::stream::poll_fn(move |cx| {
-        if open.connection.closed.is_cancelled() || draining.as_mut().poll(cx).is_ready() {
-            return Poll::Ready(None);
+        loop {
+            drains = drains || draining.as_mut().poll(cx).is_ready();
+            // The stream is the only way of a running call's answer.
+            if open.connection.closed.is_cancelled() || (drains && open.connection.is_quiet()) {
+                return Poll::Ready(None);
+            }
+            match std::task::ready!(messages.poll_recv(cx)) {
+                Some(text) if text.is_empty() => {}
+                next => {
+                    let event = |text| sse::encode_named(Some("message"), None, Payload::from(text));
+                    return Poll::Ready(next.map(event));
+                }
+            }
         }
-        let next = std::task::ready!(messages.poll_recv(cx));
-        Poll::Ready(next.map(|text| sse::encode_named(Some("message"), None, Payload::from(text))))
     }));
     let opening = BytesMut::from(&first.into_bytes()[..]).freeze();
     Ok(reply::event_stream(EventBody::body(opening, source, &inner.options, permit)))
@@ -201,6 +218,9 @@ fn dispatch(
         };
         // Closing the connection ends the session, and with it the call.
         closed.run_until_cancelled(run).await;
+        drop(call);
+        // A stream that waits for the last call to end looks again.
+        send(&connection, Bytes::new());
     });
     Ok(())
 }

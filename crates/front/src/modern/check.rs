@@ -11,7 +11,9 @@ use crate::reply::{self, Refusal};
 use crate::unsupported_version;
 
 /// Methods of the legacy era, which do not exist here.
-const REMOVED: [&str; 5] = [
+const REMOVED: [&str; 7] = [
+    method::TASKS_RESULT,
+    method::TASKS_LIST,
     method::INITIALIZE,
     method::PING,
     method::SET_LEVEL,
