@@ -122,8 +122,7 @@ async fn serve(
         .http1()
         .timer(TokioTimer::new())
         .header_read_timeout(HEADER_TIME)
-        .max_buf_size(max_header_bytes.max(8 * 1024))
-        .pipeline_flush(true);
+        .max_buf_size(max_header_bytes.max(8 * 1024));
     server
         .http2()
         .timer(TokioTimer::new())
@@ -153,8 +152,8 @@ async fn connection(server: auto::Builder<TokioExecutor>, stream: TcpStream, fro
         // Boxed, so that a connection with an open stream does not keep room for a request's whole way.
         Box::pin(async move { front.handle(request.map(Body::new)).await })
     });
-    let serving = server.serve_connection(TokioIo::new(stream), service);
-    tokio::pin!(serving);
+    // Boxed once: a future that is moved about inside another is kept room for more than once.
+    let mut serving = Box::pin(server.serve_connection(TokioIo::new(stream), service));
     let ended = tokio::select! {
         ended = serving.as_mut() => ended,
         () = tasks.draining() => {

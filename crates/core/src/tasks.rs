@@ -3,6 +3,7 @@
 use std::future::Future;
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::Instrument as _;
@@ -27,15 +28,9 @@ impl Tasks {
         // Work that is handed over while its runtime goes down goes down with it.
         let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
         let span = tracing::debug_span!("task", name);
-        let work = self.hard.clone().run_until_cancelled_owned(work);
-        runtime.spawn(
-            self.tracker.track_future(
-                async move {
-                    work.await;
-                }
-                .instrument(span),
-            ),
-        );
+        // Combinators and not an async block: a block would keep room for the work twice.
+        let work = self.hard.clone().run_until_cancelled_owned(work).map(drop).instrument(span);
+        runtime.spawn(self.tracker.track_future(work));
     }
 
     /// Resolves when the gateway begins to drain.

@@ -333,7 +333,7 @@ impl HttpSession {
                 () = gone.cancelled() => {}
                 () = drain.cancelled() => {}
                 () = session.until_unwanted() => {}
-                () = session.read_stream(stream.patient(), &opened) => {}
+                () = Box::pin(session.read_stream(stream.patient(), &opened)) => {}
             }
             opened.streaming.store(false, Ordering::Release);
         });
@@ -375,30 +375,41 @@ impl HttpSession {
                 }
             }
             let resumable = stream.resumption();
-            loop {
-                let pause = resumable.as_ref().map_or(Duration::from_secs(1), |(_, delay)| *delay);
-                tokio::time::sleep(
-                    (pause * 2u32.saturating_pow(failures.min(5))).min(Duration::from_secs(30)),
-                )
-                .await;
-                failures += 1;
-                let mut headers = opened.headers();
-                if let Some(last) =
-                    resumable.as_ref().and_then(|(id, _)| HeaderValue::from_maybe_shared(id.clone()).ok())
-                {
-                    headers.push((LAST_EVENT_ID, last));
+            match Box::pin(self.reopen_stream(resumable, &mut failures, opened)).await {
+                Some(next) => stream = next,
+                None => return,
+            }
+        }
+    }
+
+    /// Opens the stream again after it has ended, later and later if that fails; `None` if there is to be none.
+    async fn reopen_stream(
+        &self,
+        resumable: Option<(Bytes, Duration)>,
+        failures: &mut u32,
+        opened: &Arc<Opened>,
+    ) -> Option<EventStream> {
+        let options = &self.shared.options;
+        loop {
+            let pause = resumable.as_ref().map_or(Duration::from_secs(1), |(_, delay)| *delay);
+            let pause = pause.saturating_mul(2u32.saturating_pow((*failures).min(5)));
+            tokio::time::sleep(pause.min(Duration::from_secs(30))).await;
+            *failures += 1;
+            let mut headers = opened.headers();
+            let last = resumable.as_ref().and_then(|(id, _)| HeaderValue::from_maybe_shared(id.clone()).ok());
+            headers.extend(last.map(|last| (LAST_EVENT_ID, last)));
+            match self.shared.get(&headers, options.first_byte_timeout).await {
+                Ok(response) if response.status() == StatusCode::NOT_FOUND => {
+                    self.lost(opened);
+                    return None;
                 }
-                match self.shared.get(&headers, options.first_byte_timeout).await {
-                    Ok(response) if response.status() == StatusCode::NOT_FOUND => return self.lost(opened),
-                    Ok(response) if response.status().is_client_error() => return,
-                    Ok(response) => {
-                        if let Some(next) = EventStream::of(response, options) {
-                            stream = next.patient().after(resumable);
-                            break;
-                        }
+                Ok(response) if response.status().is_client_error() => return None,
+                Ok(response) => {
+                    if let Some(next) = EventStream::of(response, options) {
+                        return Some(next.patient().after(resumable));
                     }
-                    Err(_) => {}
                 }
+                Err(_) => {}
             }
         }
     }
