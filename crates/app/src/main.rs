@@ -12,9 +12,6 @@ use drawbridge_app::{quickstart, telemetry};
 use drawbridge_upstream::process::{GuardCommand, guard};
 use tokio::signal::unix::{SignalKind, signal};
 
-#[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
-
 fn main() -> ExitCode {
     // The guard of a stdio backend has to be small and quick: before anything else is set up.
     let mut args = std::env::args_os().skip(1);
