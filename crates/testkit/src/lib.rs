@@ -1,1 +1,3 @@
-//! placeholder
+//! Peers and helpers for the integration tests.
+
+pub mod backend;
