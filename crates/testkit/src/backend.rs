@@ -24,6 +24,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
 use tokio_util::sync::{CancellationToken, DropGuard};
+use tokio_util::task::TaskTracker;
 
 /// How long a test waits for something that has to happen.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -261,6 +262,8 @@ pub struct Backend {
     address: SocketAddr,
     scheme: &'static str,
     shared: Arc<Shared>,
+    /// Its listener and connections.
+    tasks: TaskTracker,
     stop: DropGuard,
 }
 
@@ -290,7 +293,7 @@ impl Backend {
         Fut: Future<Output = Reply> + Send + 'static,
     {
         let address = self.address.to_string();
-        drop(self);
+        self.stop().await;
         Self::listen(&address, None, boxed(behave)).await
     }
 
@@ -304,8 +307,9 @@ impl Backend {
         });
         let stop = CancellationToken::new();
         let scheme = if tls.is_some() { "https" } else { "http" };
-        spawn(accept(listener, tls, shared.clone(), stop.clone()));
-        Self { address, scheme, shared, stop: stop.drop_guard() }
+        let tasks = TaskTracker::new();
+        tasks.spawn(accept(listener, tls, shared.clone(), stop.clone(), tasks.clone()));
+        Self { address, scheme, shared, tasks, stop: stop.drop_guard() }
     }
 
     /// Behaves otherwise from now on.
@@ -374,8 +378,10 @@ impl Backend {
     }
 
     /// Ends it: connections are refused from now on.
-    pub fn stop(self) {
+    pub async fn stop(self) {
         drop(self.stop);
+        self.tasks.close();
+        self.tasks.wait().await;
     }
 }
 
@@ -402,22 +408,18 @@ async fn bind(address: &str) -> TcpListener {
     tokio::time::timeout(PATIENCE, bound).await.unwrap()
 }
 
-#[expect(clippy::disallowed_methods, reason = "ends with the runtime of the test")]
-fn spawn(work: impl Future<Output = ()> + Send + 'static) {
-    tokio::spawn(work);
-}
-
 async fn accept(
     listener: TcpListener,
     tls: Option<Arc<rustls::ServerConfig>>,
     shared: Arc<Shared>,
     stop: CancellationToken,
+    tasks: TaskTracker,
 ) {
     let accepting = async {
         while let Ok((tcp, _)) = listener.accept().await {
             *shared.connections.lock().unwrap() += 1;
             let (tls, shared, stop) = (tls.clone(), shared.clone(), stop.clone());
-            spawn(async move {
+            tasks.spawn(async move {
                 stop.run_until_cancelled(connection(tcp, tls, shared)).await;
             });
         }
