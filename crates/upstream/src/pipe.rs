@@ -13,7 +13,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use drawbridge_core::backend::Unsolicited;
 use drawbridge_core::call::{Call, Emitter, Event, Events, generate};
-use drawbridge_core::fault::Deadline;
+use drawbridge_core::fault::{Deadline, Size};
 use drawbridge_core::{Client, Conversation, Description, Fault, Tasks};
 use drawbridge_wire::message::Field;
 use drawbridge_wire::{Edit, Id, Message, method};
@@ -278,14 +278,14 @@ impl Pipe {
         tracing::warn!(backend.name = %self.options.name, "a message over the size limit was dropped");
         let waiting = number.and_then(|n| connection.calls.lock().remove(&n));
         match waiting {
-            Some(mut waiting) => finish(&mut waiting, Event::Fail(self.options.too_large())),
+            Some(mut waiting) => finish(&mut waiting, Event::Fail(self.options.too_large(Size::Line))),
             // Its id comes after the result: if one call runs, it is that one's.
             None => {
                 let mut calls = connection.calls.lock();
                 if let Some(number) = only_call(&calls)
                     && let Some(mut waiting) = calls.remove(&number)
                 {
-                    finish(&mut waiting, Event::Fail(self.options.too_large()));
+                    finish(&mut waiting, Event::Fail(self.options.too_large(Size::Line)));
                 }
             }
         }
@@ -522,9 +522,11 @@ impl Slot {
         let (done, done_rx) = oneshot::channel();
         let waiting = Waiting { events, done: Some(done), token, is_listen };
         // A channel that ended has forgotten its calls; one that joins later would wait for ever.
+        let mut calls = connection.calls.lock();
         if !connection.gone.is_cancelled() {
-            connection.calls.lock().insert(number, waiting);
+            calls.insert(number, waiting);
         }
+        drop(calls);
         let slot = Self { pipe: pipe.clone(), connection: connection.clone(), number, armed: true };
         (slot, events_rx, done_rx)
     }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use drawbridge_core::backend::Unsolicited;
-use drawbridge_core::call::{Call, Emitter, Event, Events, generate};
+use drawbridge_core::call::{Call, Emitter, Event, Events, Reply, Shape, generate};
 use drawbridge_core::fault::Deadline;
 use drawbridge_core::{Client, Conversation, Description, Fault};
 use drawbridge_wire::message::Field;
@@ -203,7 +203,7 @@ impl HttpSession {
             answer = self.send(&opened, text).await?;
         }
         let event = match answer {
-            Answer::Message(_, message) => self.answered(message),
+            Answer::Message(_, message) => self.answered(message, &id),
             Answer::Stream(stream) => {
                 emit.emit(Event::Begun).await;
                 self.follow(emit, *stream, &opened, &id).await
@@ -225,11 +225,11 @@ impl HttpSession {
         answer::read(response, &self.shared.options).await
     }
 
-    fn answered(&self, message: Message) -> Result<Event, Fault> {
-        match legacy::incoming(message, &mut OpenAsks::default(), |_| None) {
-            Incoming::Answer(_, reply) => Ok(Event::Done(reply)),
-            _ => Err(self.shared.options.bad_answer("its answer is neither a result nor an error")),
+    fn answered(&self, message: Message, id: &Id) -> Result<Event, Fault> {
+        if !answer::is_for(&message, id) {
+            return Err(self.shared.options.bad_answer("its answer is not one to the request that it got"));
         }
+        Ok(Event::Done(Reply { message, shape: Shape::Plain }))
     }
 
     /// Reads the stream of a call to its answer, resuming it where the backend allows that.
