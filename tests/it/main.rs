@@ -1,1 +1,4 @@
-//! The integration tests.
+//! The whole gateway as its clients see it: the real program, real backends, real connections.
+
+#[cfg(test)]
+mod testkit_itself;
