@@ -1,4 +1,15 @@
-//! The whole gateway as its clients see it: the real program, real backends, real connections.
+//! The whole gateway as its clients see it: the real program, real backends, real connections. Tests that check a
+//! rule of the protocol digest begin with its number.
 
+#[cfg(test)]
+mod architecture;
+#[cfg(test)]
+mod backend;
+#[cfg(test)]
+mod legacy;
+#[cfg(test)]
+mod modern;
+#[cfg(test)]
+mod sse_transport;
 #[cfg(test)]
 mod testkit_itself;

@@ -383,7 +383,8 @@ pub struct Session {
     pub version: String,
     /// The answer to `initialize`.
     pub answer: Value,
-    last: Arc<AtomicU64>,
+    /// The last id that was used.
+    pub last: Arc<AtomicU64>,
 }
 
 impl Session {
