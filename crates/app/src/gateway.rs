@@ -30,8 +30,8 @@ pub struct Gateway {
     pub probes: Option<SocketAddr>,
     config: Config,
     work: Work,
-    /// The operators' listeners, which answer to the end.
-    probing: Tasks,
+    /// The listeners of probes, which answer until all else has ended.
+    operators: Tasks,
     wired: Arc<Wired>,
     workers: Option<(Arc<Workers>, JoinHandle<()>)>,
 }
@@ -72,7 +72,7 @@ impl Gateway {
             probes: None,
             config,
             work,
-            probing: Tasks::default(),
+            operators: Tasks::default(),
             wired,
             workers: Some((workers, accepting)),
         };
@@ -89,7 +89,7 @@ impl Gateway {
         let listener = TcpListener::from_std(listener)?;
         let routes = drawbridge_admin::probes(self.work.clients.clone(), Arc::new(Vec::new));
         // Probes are answered while the gateway drains, so that its not being ready can be seen.
-        self.probing.spawn("probes", async move {
+        self.operators.spawn("probes", async move {
             let served = axum::serve(listener, routes).await;
             if let Err(e) = served {
                 tracing::error!("the operators' listener failed: {e}");
@@ -136,7 +136,7 @@ impl Gateway {
         let closing = self.wired.backends.iter().map(|backend| backend.close());
         let _ = tokio::time::timeout(BACKEND_TIME, futures_util::future::join_all(closing)).await;
         self.work.backends.finish(BACKEND_TIME).await;
-        self.probing.finish(Duration::ZERO).await;
+        self.operators.finish(Duration::ZERO).await;
         if let Some((workers, accepting)) = self.workers.take() {
             let _ = accepting.await;
             if let Some(workers) = Arc::into_inner(workers) {

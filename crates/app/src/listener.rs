@@ -120,8 +120,7 @@ async fn serve(
         .http1()
         .timer(TokioTimer::new())
         .header_read_timeout(HEADER_TIME)
-        .max_buf_size(max_header_bytes.max(8 * 1024))
-        .pipeline_flush(true);
+        .max_buf_size(max_header_bytes.max(8 * 1024));
     server
         .http2()
         .timer(TokioTimer::new())

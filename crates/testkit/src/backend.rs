@@ -3,8 +3,6 @@
 //! Each request is answered by a closure of the test. [`legacy`] and [`modern`] are what an ordinary server of
 //! either era would answer; a script uses them for all that it does not care about.
 
-#![expect(clippy::unwrap_used, reason = "a test peer that can't do its work ends the test")]
-
 use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::pin::Pin;
@@ -26,8 +24,7 @@ use tokio::sync::mpsc;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
-/// How long a test waits for something that has to happen.
-const PATIENCE: Duration = Duration::from_secs(20);
+use crate::PATIENCE;
 
 /// A request as the backend got it.
 #[derive(Debug, Clone)]
@@ -373,7 +370,7 @@ impl Backend {
         };
         tokio::time::timeout(PATIENCE, found).await.unwrap_or_else(|_| {
             let seen: Vec<String> = self.requests().iter().map(|r| r.rpc().to_owned()).collect();
-            fail(&format!("no request number {n} of {rpc}; there were {seen:?}"))
+            panic!("no request number {n} of {rpc}; there were {seen:?}")
         })
     }
 
@@ -383,11 +380,6 @@ impl Backend {
         self.tasks.close();
         self.tasks.wait().await;
     }
-}
-
-#[expect(clippy::panic, reason = "this is how a test fails")]
-fn fail(why: &str) -> ! {
-    panic!("{why}")
 }
 
 /// Binds; a port that was just freed may need a moment.

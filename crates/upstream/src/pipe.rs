@@ -425,7 +425,7 @@ impl Pipe {
             match next.map_err(|_| self.options.late(deadline))? {
                 Some(event) if event.is_terminal() => {
                     slot.forget();
-                    return Ok(event);
+                    return Ok(modern::permitted(call, event, &self.options));
                 }
                 Some(event) => emit.emit(event).await,
                 None => {
@@ -444,7 +444,7 @@ impl Pipe {
     fn outgoing(&self, call: &Call, number: u64) -> Bytes {
         let id = Id::from_number(number);
         match self.dialect {
-            Dialect::Legacy => legacy::outgoing(&call.request, &id),
+            Dialect::Legacy => legacy::outgoing(call, &id),
             Dialect::Modern => {
                 let level = self.level.lock().clone();
                 modern::outgoing(&call.request, &id, &call.client, Some(id.literal()), level.as_ref())
@@ -552,8 +552,10 @@ impl Drop for Slot {
 impl Conversation for Pipe {
     fn call(self: Arc<Self>, call: Call) -> Events {
         let is_listen = call.request.method() == method::LISTEN;
-        if is_listen && self.dialect == Dialect::Legacy {
-            return legacy::listen();
+        if self.dialect == Dialect::Legacy
+            && let Some(events) = legacy::local_answer(&call)
+        {
+            return events;
         }
         generate(|emit| async move {
             let limit = if is_listen { Duration::MAX } else { self.options.timeout };

@@ -55,12 +55,11 @@ pub(crate) async fn post(
     };
     let session = session_of(inner, endpoint, id)?;
     session.touch();
-    let messages = match incoming {
-        Incoming::One(message) => vec![Ok(message)],
-        Incoming::Batch(_) if !session.client().version.has_batches() => return Err(no_batches()),
-        Incoming::Batch(messages) => messages,
-    };
-    take(inner, &session, messages).await
+    match incoming {
+        Incoming::One(message) => take(inner, &session, vec![Ok(message)], false).await,
+        Incoming::Batch(_) if !session.client().version.has_batches() => Err(no_batches()),
+        Incoming::Batch(messages) => take(inner, &session, messages, true).await,
+    }
 }
 
 fn no_batches() -> Refusal {
@@ -180,13 +179,13 @@ async fn without_session(
     respond(inner, Held::new(Running::new(vec![messages]), inner.tasks.clone()), 1, false, None).await
 }
 
-/// Takes the messages of one POST of a session.
+/// Takes the messages of one POST of a session. A `batch` is answered by one, even if it has one message.
 async fn take(
     inner: &Arc<Inner>,
     session: &Arc<Session>,
     messages: Vec<Result<Message, Invalid>>,
+    batch: bool,
 ) -> Result<Response<Body>, Refusal> {
-    let batch = messages.len() > 1;
     let mut calls = Vec::new();
     let mut answered: Vec<Message> = Vec::new();
     for message in messages {

@@ -12,7 +12,7 @@ use drawbridge_core::call::{Call, Emitter, Event, Events, Reply, Shape, generate
 use drawbridge_core::fault::Deadline;
 use drawbridge_core::{Client, Conversation, Description, Fault};
 use drawbridge_wire::message::Field;
-use drawbridge_wire::{Id, Message, ProtocolVersion, header, method};
+use drawbridge_wire::{Id, Message, ProtocolVersion, header};
 use http::{HeaderName, HeaderValue, StatusCode};
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
@@ -189,7 +189,7 @@ impl HttpSession {
 
     async fn run(self: &Arc<Self>, emit: &Emitter, call: &Call) -> Result<Event, Fault> {
         let id = self.next_id();
-        let text = legacy::outgoing(&call.request, &id);
+        let text = legacy::outgoing(call, &id);
         let _token = call.request.slice(Field::MetaProgressToken).map(|own| TokenGuard::new(self, &id, own));
         let mut opened = self.open().await?;
         let mut cancel = CancelGuard::new(self, &opened, &id);
@@ -450,8 +450,8 @@ impl Drop for CancelGuard {
 #[async_trait]
 impl Conversation for HttpSession {
     fn call(self: Arc<Self>, call: Call) -> Events {
-        if call.request.method() == method::LISTEN {
-            return legacy::listen();
+        if let Some(events) = legacy::local_answer(&call) {
+            return events;
         }
         generate(|emit| async move {
             let limit = self.shared.options.timeout;
