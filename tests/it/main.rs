@@ -1,1 +1,25 @@
-//! The integration tests.
+//! The whole gateway as its clients see it: the real program, real backends, real connections. Tests that check a
+//! rule of the protocol digest begin with its number.
+
+#[cfg(test)]
+mod architecture;
+#[cfg(test)]
+mod backend;
+#[cfg(test)]
+mod backends;
+#[cfg(test)]
+mod command_line;
+#[cfg(test)]
+mod legacy;
+#[cfg(test)]
+mod lifecycle;
+#[cfg(test)]
+mod modern;
+#[cfg(test)]
+mod outbound;
+#[cfg(test)]
+mod sse_transport;
+#[cfg(test)]
+mod stdio;
+#[cfg(test)]
+mod testkit_itself;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use drawbridge_core::seal::SealKey;
-use drawbridge_core::worker;
+use drawbridge_core::{Tasks, worker};
 use drawbridge_upstream::process::GuardCommand;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
@@ -30,6 +30,8 @@ pub struct Gateway {
     pub probes: Option<SocketAddr>,
     config: Config,
     work: Work,
+    /// The listeners of probes, which answer until all else has ended.
+    operators: Tasks,
     wired: Arc<Wired>,
     workers: Option<(Arc<Workers>, JoinHandle<()>)>,
 }
@@ -57,8 +59,7 @@ impl Gateway {
         let admin = bind(config.admin.listen, "admin.listen")?;
         let probes = config.admin.probes.map(|address| bind(address, "admin.probes")).transpose()?;
         let wired = Arc::new(wire(&config, &keys, guard, cores + 1, &work)?);
-        let workers =
-            Arc::new(Workers::start(cores, &wired.front, config.limits.max_header_bytes, &work.clients)?);
+        let workers = Arc::new(Workers::start(cores, &wired.front, config.limits.max_header_bytes, &work)?);
         let gateway_public = public.local_addr()?;
         let accepting = {
             let (workers, tasks) = (workers.clone(), work.clients.clone());
@@ -71,6 +72,7 @@ impl Gateway {
             probes: None,
             config,
             work,
+            operators: Tasks::default(),
             wired,
             workers: Some((workers, accepting)),
         };
@@ -87,7 +89,7 @@ impl Gateway {
         let listener = TcpListener::from_std(listener)?;
         let routes = drawbridge_admin::probes(self.work.clients.clone(), Arc::new(Vec::new));
         // Probes are answered while the gateway drains, so that its not being ready can be seen.
-        self.work.backends.spawn("probes", async move {
+        self.operators.spawn("probes", async move {
             let served = axum::serve(listener, routes).await;
             if let Err(e) = served {
                 tracing::error!("the operators' listener failed: {e}");
@@ -134,6 +136,7 @@ impl Gateway {
         let closing = self.wired.backends.iter().map(|backend| backend.close());
         let _ = tokio::time::timeout(BACKEND_TIME, futures_util::future::join_all(closing)).await;
         self.work.backends.finish(BACKEND_TIME).await;
+        self.operators.finish(Duration::ZERO).await;
         if let Some((workers, accepting)) = self.workers.take() {
             let _ = accepting.await;
             if let Some(workers) = Arc::into_inner(workers) {

@@ -16,6 +16,8 @@ use socket2::{Domain, Socket, Type};
 use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 
+use crate::wiring::Work;
+
 /// Connections that were accepted and not yet taken by their runtime.
 const MAX_ACCEPTED: usize = 1024;
 /// A client that takes longer to send its headers is let go.
@@ -48,25 +50,20 @@ pub struct Workers {
 }
 
 impl Workers {
-    /// Starts `count` runtimes that serve `front`. `tasks` waits for all connections.
+    /// Starts `count` runtimes that serve `front`, until all of `work` has ended.
     ///
     /// # Errors
     ///
     /// If a thread or runtime can't be made.
-    pub fn start(
-        count: usize,
-        front: &Front,
-        max_header_bytes: usize,
-        tasks: &Tasks,
-    ) -> anyhow::Result<Self> {
+    pub fn start(count: usize, front: &Front, max_header_bytes: usize, work: &Work) -> anyhow::Result<Self> {
         let mut workers = Self { queues: Vec::new(), threads: Vec::new() };
         for index in 0..count {
             let (queue, accepted) = mpsc::channel(MAX_ACCEPTED);
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-            let (front, tasks) = (front.clone(), tasks.clone());
+            let (front, work) = (front.clone(), work.clone());
             let thread = std::thread::Builder::new().name(format!("worker-{index}")).spawn(move || {
                 worker::enter(index);
-                runtime.block_on(serve(accepted, front, max_header_bytes, tasks));
+                runtime.block_on(serve(accepted, front, max_header_bytes, work));
                 // What is left was told to end; nothing of it may outlive the process.
                 runtime.shutdown_timeout(Duration::from_secs(1));
             })?;
@@ -100,7 +97,7 @@ impl Workers {
         }
     }
 
-    /// Waits for the threads, which end when their work is done or `tasks` is stopped.
+    /// Waits for the threads, which end when their work is done.
     pub fn join(self) {
         drop(self.queues);
         for thread in self.threads {
@@ -115,8 +112,9 @@ async fn serve(
     mut accepted: mpsc::Receiver<std::net::TcpStream>,
     front: Front,
     max_header_bytes: usize,
-    tasks: Tasks,
+    work: Work,
 ) {
+    let tasks = work.clients;
     let mut server = auto::Builder::new(TokioExecutor::new());
     server
         .http1()
@@ -140,8 +138,10 @@ async fn serve(
             Err(e) => tracing::warn!("a connection was lost: {e}"),
         }
     }
-    // Connections live on this runtime; it must go on until they, and what they left behind, have ended.
+    // Connections live on this runtime, and so does what their calls have started at backends: processes among
+    // it, which are to be ended in order.
     tasks.tracker().wait().await;
+    work.backends.tracker().wait().await;
 }
 
 async fn connection(server: auto::Builder<TokioExecutor>, stream: TcpStream, front: Front, tasks: Tasks) {

@@ -124,6 +124,7 @@ fn make_backend(
         list_timeout: backend.list_timeout,
         max_result_bytes: config.limits.max_result_bytes,
         max_event_bytes: config.limits.max_event_bytes,
+        max_line_bytes: config.limits.max_line_bytes,
         ..Options::new(name.clone())
     };
     Ok(match &backend.kind {
@@ -143,7 +144,7 @@ fn make_backend(
                 args: stdio.args.clone(),
                 env: stdio.env.iter().map(|(key, value)| (key.clone(), value.expose().to_owned())).collect(),
                 cwd: stdio.cwd.clone(),
-                max_line_bytes: config.limits.max_line_bytes,
+                max_line_bytes: options.max_line_bytes,
                 stop_grace: stdio.stop_grace,
                 ..Spec::new(name.as_str(), stdio.command.clone())
             };

@@ -64,6 +64,28 @@ impl Deadline {
     }
 }
 
+/// Which limit an answer of a backend has passed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Size {
+    /// Of a JSON document.
+    Result,
+    /// Of an event in a stream.
+    Event,
+    /// Of a line of a process.
+    Line,
+}
+
+impl Size {
+    /// The key under `limits` in the configuration that sets it.
+    pub fn key(self) -> &'static str {
+        match self {
+            Self::Result => "max_result_bytes",
+            Self::Event => "max_event_bytes",
+            Self::Line => "max_line_bytes",
+        }
+    }
+}
+
 /// Why a call has no answer of its backend.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[expect(missing_docs, reason = "the messages say it")]
@@ -80,8 +102,10 @@ pub enum Fault {
         "backend \"{backend}\" refuses the gateway's credentials (HTTP {status}): check its headers in the configuration"
     )]
     Refused { backend: String, status: u16 },
-    #[error("an answer of backend \"{backend}\" is larger than the {limit} bytes that limits.{key} allows")]
-    TooLarge { backend: String, limit: usize, key: &'static str },
+    #[error(
+        "the answer of backend \"{backend}\" is larger than the {limit} bytes that limits.{} allows", .size.key()
+    )]
+    TooLarge { backend: String, size: Size, limit: usize },
     #[error(
         "the connection to backend \"{backend}\" was lost after the call was sent ({detail}): its outcome is unknown"
     )]

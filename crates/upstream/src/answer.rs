@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use drawbridge_core::Fault;
-use drawbridge_core::fault::Deadline;
+use drawbridge_core::fault::{Deadline, Size};
 use drawbridge_wire::sse::{Decoder, Event};
-use drawbridge_wire::{Message, message};
+use drawbridge_wire::{Id, Kind, Message, message};
 use http::{Response, StatusCode, header};
 use http_body_util::BodyExt as _;
 use hyper::body::{Body as _, Incoming};
@@ -75,6 +75,16 @@ fn one_message(text: Bytes) -> Result<Message, message::Invalid> {
     }
 }
 
+/// Whether a message is the answer to the request `id`. An error may have no id, from a server that could not or
+/// did not read it.
+pub(crate) fn is_for(message: &Message, id: &Id) -> bool {
+    match message.kind() {
+        Kind::Result => message.id().is_some_and(|own| own == *id),
+        Kind::Error => message.id().is_none_or(|own| own == *id),
+        Kind::Request | Kind::Notification => false,
+    }
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Media {
     Json,
@@ -111,7 +121,7 @@ async fn collect(mut body: Incoming, options: &Options) -> Result<Bytes, Fault> 
     let limit = options.max_result_bytes + ENVELOPE_BYTES;
     let expected = usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX);
     if expected > limit {
-        return Err(options.too_large());
+        return Err(options.too_large(Size::Result));
     }
     let Some(first) = next_frame(&mut body, options).await? else { return Ok(Bytes::new()) };
     if first.len() >= expected && body.is_end_stream() {
@@ -121,7 +131,7 @@ async fn collect(mut body: Incoming, options: &Options) -> Result<Bytes, Fault> 
     text.extend_from_slice(&first);
     while let Some(chunk) = next_frame(&mut body, options).await? {
         if text.len() + chunk.len() > limit {
-            return Err(options.too_large());
+            return Err(options.too_large(Size::Result));
         }
         text.extend_from_slice(&chunk);
     }
@@ -190,7 +200,7 @@ impl EventStream {
     /// The next event that carries data; `None` at the end of the stream, however it came.
     pub async fn next(&mut self, options: &Options) -> Result<Option<Event>, Fault> {
         loop {
-            while let Some(event) = self.decoder.next_event().map_err(|_| options.event_too_large())? {
+            while let Some(event) = self.decoder.next_event().map_err(|_| options.too_large(Size::Event))? {
                 if let Some(id) = &event.id {
                     self.last_id = Some(id.clone()).filter(|id| !id.is_empty());
                 }

@@ -22,6 +22,7 @@ use drawbridge_wire::{Message, method};
 use parking_lot::Mutex;
 
 use crate::described::{Described, LegacyConversation, SharedSessions};
+use crate::modern;
 use crate::options::{Options, TransportChoice};
 use crate::outbound::Outbound;
 use crate::pipe::{Dialect, Pipe};
@@ -204,7 +205,7 @@ impl Resolving {
             }
             let level = self.level.lock().clone();
             match stateless::run(shared, emit, &call, level.as_ref()).await {
-                Ok(event) => return Ok(event),
+                Ok(event) => return Ok(modern::permitted(&call, event, &shared.options)),
                 Err(stateless::Stop::Fault(fault)) => return Err(fault),
                 Err(stateless::Stop::NotModern) if std::mem::take(&mut again) => {
                     self.backend.verdict.forget();

@@ -1,7 +1,7 @@
 //! The dialect of the backends that open with `initialize` (2024-11-05 to 2025-11-25).
 
 use bytes::Bytes;
-use drawbridge_core::call::{Ask, AskKey, Event, Events, Reply, Resume, Round, Shape};
+use drawbridge_core::call::{Ask, AskKey, Call, Event, Events, Reply, Resume, Round, Shape, once};
 use drawbridge_core::{Answers, Client, Description, Fault};
 use drawbridge_wire::message::Field;
 use drawbridge_wire::{Edit, Id, Kind, Message, ProtocolVersion, RpcError, code, json, method};
@@ -14,7 +14,8 @@ use crate::options::Options;
 const FOREIGN_META: &str = "io.modelcontextprotocol/";
 
 /// The request as this backend gets it: another id, another progress token, no foreign metadata.
-pub(crate) fn outgoing(request: &Message, id: &Id) -> Bytes {
+pub(crate) fn outgoing(call: &Call, id: &Id) -> Bytes {
+    let request = &call.request;
     let has_token = request.raw(Field::MetaProgressToken).is_some();
     let foreign = [
         Field::MetaProtocolVersion,
@@ -23,6 +24,8 @@ pub(crate) fn outgoing(request: &Message, id: &Id) -> Bytes {
         Field::MetaLogLevel,
     ];
     let edit = Edit::new(request).id(id);
+    // A stateless client does not ask for a task this way, and could not take one.
+    let edit = if call.client.answers == Answers::ByRetry { edit.remove(Field::Task) } else { edit };
     let edit = if foreign.iter().any(|f| request.raw(*f).is_some()) {
         let drop = |key: &str| key == "progressToken" || key.starts_with(FOREIGN_META);
         let token = [("progressToken", &id.literal()[..])];
@@ -191,9 +194,21 @@ pub(crate) async fn answer(id: &Id, answer: oneshot::Receiver<Message>) -> Bytes
     }
 }
 
+/// The answer to a call whose method this dialect has no use for; `None` if the backend is to be asked.
+pub(crate) fn local_answer(call: &Call) -> Option<Events> {
+    match call.request.method().as_ref() {
+        method::LISTEN => Some(listen()),
+        // Tasks of sessions are not those of stateless clients.
+        tasks if call.client.answers == Answers::ByRetry && tasks.starts_with("tasks/") => {
+            Some(once(Event::Fail(Fault::method_not_found(tasks))))
+        }
+        _ => None,
+    }
+}
+
 /// A listen at a backend that tells of changes unasked: nothing of it is honoured, and it stays open until the
 /// client leaves.
-pub(crate) fn listen() -> Events {
+fn listen() -> Events {
     use futures_util::StreamExt as _;
     Box::pin(
         futures_util::stream::once(async { crate::modern::nothing_honoured() })

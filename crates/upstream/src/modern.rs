@@ -3,10 +3,12 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use drawbridge_core::call::{Ask, AskKey, Event, Reply, Resume, Round, Shape};
+use drawbridge_core::call::{Ask, AskKey, Call, Event, Reply, Resume, Round, Shape};
 use drawbridge_core::{Answers, Client, Description, Fault};
 use drawbridge_wire::message::Field;
 use drawbridge_wire::{Edit, Id, Kind, Message, ProtocolVersion, RpcError, code, header, json, method};
+
+use crate::options::Options;
 
 const VERSION_KEY: &str = "io.modelcontextprotocol/protocolVersion";
 const CAPABILITIES_KEY: &str = "io.modelcontextprotocol/clientCapabilities";
@@ -187,6 +189,46 @@ fn round(message: Message) -> Round {
     let asks = asks.collect();
     let state = message.slice(Field::ResultState);
     Round { asks, resume: Resume::State(state), source: Some(message) }
+}
+
+/// Methods that may be answered by asking.
+const ASKING: [&str; 3] = [method::TOOLS_CALL, method::PROMPTS_GET, method::RESOURCES_READ];
+
+/// The same event, or a fault in its place if it asks a stateless client where it must not, or for what the client
+/// did not declare (MCP 2026-07-28, multi round-trip requests).
+pub(crate) fn permitted(call: &Call, event: Event, options: &Options) -> Event {
+    let Event::Asks(round) = &event else { return event };
+    if call.client.answers != Answers::ByRetry || round.resume == Resume::Live {
+        return event;
+    }
+    let method = call.request.method();
+    if !ASKING.contains(&method.as_ref()) {
+        return Event::Fail(options.bad_answer(format!("it asks for input in answer to {method}")));
+    }
+    match round.asks.iter().find(|ask| !is_declared(&call.client, &ask.request)) {
+        Some(ask) => {
+            let asked = ask.request.method();
+            Event::Fail(options.bad_answer(format!("it sends {asked}, which the client did not declare")))
+        }
+        None => event,
+    }
+}
+
+/// Whether a client said that it answers `ask`.
+fn is_declared(client: &Client, ask: &Message) -> bool {
+    let declared = |capability| json::member(&client.capabilities, capability);
+    match ask.method().as_ref() {
+        method::ELICITATION_CREATE => declared("elicitation").is_some_and(|modes| {
+            let params = ask.raw(Field::Params).unwrap_or(b"{}");
+            let by_url = json::member(params, "mode").and_then(json::decode_string).as_deref() == Some("url");
+            let has = |mode| json::member(modes, mode).is_some();
+            // No mode at all means forms.
+            if by_url { has("url") } else { has("form") || !has("url") }
+        }),
+        method::SAMPLING_CREATE_MESSAGE => declared("sampling").is_some(),
+        method::ROOTS_LIST => declared("roots").is_some(),
+        _ => false,
+    }
 }
 
 /// The acknowledgement of a listen of which nothing can be honoured.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use drawbridge_core::fault::Deadline;
+use drawbridge_core::fault::{Deadline, Size};
 use drawbridge_core::{BackendName, Fault};
 
 /// Which era a backend speaks, if the configuration says so.
@@ -54,6 +54,8 @@ pub struct Options {
     pub max_result_bytes: usize,
     /// The largest event of a stream, in bytes.
     pub max_event_bytes: usize,
+    /// The largest line of a process, in bytes.
+    pub max_line_bytes: usize,
 }
 
 impl Options {
@@ -71,6 +73,7 @@ impl Options {
             list_timeout: Duration::from_secs(5),
             max_result_bytes: 16 << 20,
             max_event_bytes: 16 << 20,
+            max_line_bytes: 16 << 20,
         }
     }
 
@@ -90,15 +93,12 @@ impl Options {
         Fault::OutcomeUnknown { backend: self.name.to_string(), detail: detail.into() }
     }
 
-    pub(crate) fn too_large(&self) -> Fault {
-        self.over("max_result_bytes", self.max_result_bytes)
-    }
-
-    pub(crate) fn event_too_large(&self) -> Fault {
-        self.over("max_event_bytes", self.max_event_bytes)
-    }
-
-    pub(crate) fn over(&self, key: &'static str, limit: usize) -> Fault {
-        Fault::TooLarge { backend: self.name.to_string(), limit, key }
+    pub(crate) fn too_large(&self, size: Size) -> Fault {
+        let limit = match size {
+            Size::Result => self.max_result_bytes,
+            Size::Event => self.max_event_bytes,
+            Size::Line => self.max_line_bytes,
+        };
+        Fault::TooLarge { backend: self.name.to_string(), size, limit }
     }
 }

@@ -18,9 +18,9 @@ use hyper_util::client::legacy::connect::proxy::Tunnel;
 use hyper_util::client::legacy::{Client, Error};
 use hyper_util::client::proxy::matcher::Matcher;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
-use rustls::RootCertStore;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject as _;
+use rustls::{CertificateError, RootCertStore};
 use tokio::net::TcpStream;
 
 /// The proxy for `https` backends.
@@ -176,6 +176,10 @@ fn proxy_for(
 ) -> Result<Option<(Uri, Option<http::HeaderValue>)>, OutboundError> {
     let Some(proxy) = proxy else { return Ok(None) };
     proxy.url.parse::<Uri>().map_err(|e| OutboundError::Proxy(e.to_string()))?;
+    // The matcher knows it for names alone, and not for addresses.
+    if proxy.no_proxy.split(',').any(|entry| entry.trim() == "*") {
+        return Ok(None);
+    }
     let matcher = Matcher::builder().https(proxy.url.clone()).no(proxy.no_proxy.clone()).build();
     Ok(matcher.intercept(target).map(|hit| (hit.uri().clone(), hit.basic_auth().cloned())))
 }
@@ -207,10 +211,30 @@ fn tls_config(bundles: &[PathBuf]) -> Result<rustls::ClientConfig, OutboundError
 }
 
 /// The message of the innermost cause, which is the one that tells an operator something.
-pub fn cause(error: &dyn std::error::Error) -> String {
+pub fn cause(error: &(dyn std::error::Error + 'static)) -> String {
     let mut innermost = error;
     while let Some(source) = innermost.source() {
         innermost = source;
     }
+    if is_unknown_issuer(innermost) {
+        return format!(
+            "{innermost}; if a private authority issued it, name a PEM file with the authority's certificate in \
+             ca_bundle (of the backend, or outbound.ca_bundle for all)"
+        );
+    }
     innermost.to_string()
+}
+
+fn is_unknown_issuer(mut error: &(dyn std::error::Error + 'static)) -> bool {
+    // An I/O error hides what it was made of, which may be another one.
+    while let Some(inner) = error.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref) {
+        error = inner;
+    }
+    match error.downcast_ref::<rustls::Error>() {
+        // An authority of the same name with another key makes for a bad signature.
+        Some(rustls::Error::InvalidCertificate(why)) => {
+            matches!(why, CertificateError::UnknownIssuer | CertificateError::BadSignature)
+        }
+        _ => false,
+    }
 }

@@ -13,7 +13,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use drawbridge_core::backend::Unsolicited;
 use drawbridge_core::call::{Call, Emitter, Event, Events, generate};
-use drawbridge_core::fault::Deadline;
+use drawbridge_core::fault::{Deadline, Size};
 use drawbridge_core::{Client, Conversation, Description, Fault, Retry, Tasks};
 use drawbridge_wire::message::Field;
 use drawbridge_wire::{Edit, Id, Message, method};
@@ -68,12 +68,7 @@ pub(crate) enum Received {
     /// A text that should be a message.
     Message(Bytes),
     /// A message over the limit; its beginning may tell whose it is.
-    TooLarge {
-        /// Its first bytes.
-        head: Bytes,
-        /// The limit in bytes.
-        limit: usize,
-    },
+    TooLarge(Bytes),
     /// Nothing more will come; why.
     Closed(String),
 }
@@ -253,7 +248,7 @@ impl Pipe {
             };
             match received {
                 Received::Message(text) => self.received(&connection, &mut asks, text),
-                Received::TooLarge { head, limit } => self.too_large(&connection, &head, limit),
+                Received::TooLarge(head) => self.too_large(&connection, &head),
                 Received::Closed(why) => break why,
             }
         };
@@ -285,21 +280,19 @@ impl Pipe {
     }
 
     /// Fails the call whose answer was too large, if the start of it tells the id.
-    fn too_large(&self, connection: &Connection, head: &Bytes, limit: usize) {
+    fn too_large(&self, connection: &Connection, head: &Bytes) {
         let number = id_in(head);
         tracing::warn!(backend.name = %self.options.name, "a message over the size limit was dropped");
         let waiting = number.and_then(|n| connection.calls.lock().remove(&n));
         match waiting {
-            Some(mut waiting) => {
-                finish(&mut waiting, Event::Fail(self.options.over("max_line_bytes", limit)))
-            }
+            Some(mut waiting) => finish(&mut waiting, Event::Fail(self.options.too_large(Size::Line))),
             // Its id comes after the result: if one call runs, it is that one's.
             None => {
                 let mut calls = connection.calls.lock();
                 if let Some(number) = only_call(&calls)
                     && let Some(mut waiting) = calls.remove(&number)
                 {
-                    finish(&mut waiting, Event::Fail(self.options.over("max_line_bytes", limit)));
+                    finish(&mut waiting, Event::Fail(self.options.too_large(Size::Line)));
                 }
             }
         }
@@ -444,7 +437,7 @@ impl Pipe {
             match next.map_err(|_| self.options.late(deadline))? {
                 Some(event) if event.is_terminal() => {
                     slot.forget();
-                    return Ok(event);
+                    return Ok(modern::permitted(call, event, &self.options));
                 }
                 Some(Event::Notify(message))
                     if acknowledged == Acknowledged::Yes
@@ -479,7 +472,7 @@ impl Pipe {
     fn outgoing(&self, call: &Call, number: u64) -> Bytes {
         let id = Id::from_number(number);
         match self.dialect {
-            Dialect::Legacy => legacy::outgoing(&call.request, &id),
+            Dialect::Legacy => legacy::outgoing(call, &id),
             Dialect::Modern => {
                 let level = self.level.lock().clone();
                 modern::outgoing(&call.request, &id, &call.client, Some(id.literal()), level.as_ref())
@@ -557,9 +550,11 @@ impl Slot {
         let (done, done_rx) = oneshot::channel();
         let waiting = Waiting { events, done: Some(done), token, is_listen };
         // A channel that ended has forgotten its calls; one that joins later would wait for ever.
+        let mut calls = connection.calls.lock();
         if !connection.gone.is_cancelled() {
-            connection.calls.lock().insert(number, waiting);
+            calls.insert(number, waiting);
         }
+        drop(calls);
         let slot = Self { pipe: pipe.clone(), connection: connection.clone(), number, armed: true };
         (slot, events_rx, done_rx)
     }
@@ -585,8 +580,10 @@ impl Drop for Slot {
 impl Conversation for Pipe {
     fn call(self: Arc<Self>, call: Call) -> Events {
         let is_listen = call.request.method() == method::LISTEN;
-        if is_listen && self.dialect == Dialect::Legacy {
-            return legacy::listen();
+        if self.dialect == Dialect::Legacy
+            && let Some(events) = legacy::local_answer(&call)
+        {
+            return events;
         }
         generate(|emit| async move {
             if is_listen {

@@ -43,12 +43,46 @@ pub struct ProcessOptions {
 pub struct ProcessCap {
     permits: Arc<Semaphore>,
     limit: usize,
+    /// Whose processes count.
+    launchers: Arc<Mutex<Vec<Weak<Launcher>>>>,
 }
+
+/// How often a call that waits for a process looks for one that has become idle.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
+/// How long it waits for the end of one that it has found, before it looks for another.
+const END_TIME: Duration = Duration::from_secs(1);
 
 impl ProcessCap {
     /// At most `limit` processes.
     pub fn new(limit: usize) -> Self {
-        Self { permits: Arc::new(Semaphore::new(limit)), limit }
+        Self { permits: Arc::new(Semaphore::new(limit)), limit, launchers: Arc::default() }
+    }
+
+    /// A permit for one more process. Whoever has to wait for it ends idle ones to make room.
+    async fn take(&self) -> Option<OwnedSemaphorePermit> {
+        if let Ok(permit) = self.permits.clone().try_acquire_owned() {
+            return Some(permit);
+        }
+        // Kept over the rounds, and with it the place in the queue.
+        let mut permit = std::pin::pin!(self.permits.clone().acquire_owned());
+        loop {
+            let pause = if self.reclaim() { END_TIME } else { LOOK_EVERY };
+            if let Ok(permit) = tokio::time::timeout(pause, permit.as_mut()).await {
+                return permit.ok();
+            }
+        }
+    }
+
+    /// Stops the process that was idle for longest, to make room. Returns whether there was one.
+    fn reclaim(&self) -> bool {
+        let launchers: Vec<_> = self.launchers.lock().iter().filter_map(Weak::upgrade).collect();
+        let pipes: Vec<_> = launchers.iter().flat_map(|launcher| launcher.all_pipes()).collect();
+        let idle = pipes.iter().filter_map(|pipe| Some((pipe.idle_since()?, pipe)));
+        let oldest = idle.min_by_key(|(since, _)| *since);
+        if let Some((_, pipe)) = oldest {
+            pipe.hang_up();
+        }
+        oldest.is_some()
     }
 }
 
@@ -94,33 +128,12 @@ impl Launcher {
         self.pipes.lock().iter().filter_map(Weak::upgrade).collect()
     }
 
-    /// Stops the process that was idle for longest, to make room.
-    fn reclaim(&self) {
-        let pipes = self.all_pipes();
-        let oldest =
-            pipes.iter().filter_map(|pipe| Some((pipe.idle_since()?, pipe))).min_by_key(|(since, _)| *since);
-        if let Some((_, pipe)) = oldest {
-            pipe.hang_up();
-        }
-    }
-
     /// A place for one more process, after waiting for it if need be.
     async fn place(&self) -> Result<(OwnedSemaphorePermit, OwnedSemaphorePermit), Fault> {
         let both = async {
-            let mut permits = Vec::with_capacity(2);
-            for cap in [&self.own, &self.cap] {
-                let free = cap.permits.clone().try_acquire_owned().ok();
-                let permit = match free {
-                    Some(permit) => Some(permit),
-                    None => {
-                        self.reclaim();
-                        cap.permits.clone().acquire_owned().await.ok()
-                    }
-                };
-                permits.extend(permit);
-            }
-            let all = permits.pop();
-            permits.pop().zip(all)
+            let own = self.own.take().await;
+            let all = self.cap.take().await;
+            own.zip(all)
         };
         if self.waiting.fetch_add(1, Ordering::Relaxed) >= self.limits.max_queue.max(1) {
             self.waiting.fetch_sub(1, Ordering::Relaxed);
@@ -185,7 +198,6 @@ impl Carrier for Launcher {
             control: process.control,
             started: Instant::now(),
             options: self.options.clone(),
-            max_line_bytes: self.spec.max_line_bytes,
             ended: None,
             _permits: permits,
         });
@@ -218,7 +230,6 @@ struct FromProcess {
     control: Control,
     started: Instant,
     options: Options,
-    max_line_bytes: usize,
     ended: Option<String>,
     _permits: (OwnedSemaphorePermit, OwnedSemaphorePermit),
 }
@@ -228,7 +239,7 @@ impl Receiver for FromProcess {
     async fn receive(&mut self) -> Received {
         match self.lines.next().await {
             Some(Line::Text(text)) => Received::Message(text),
-            Some(Line::TooLong { head, .. }) => Received::TooLarge { head, limit: self.max_line_bytes },
+            Some(Line::TooLong { head, .. }) => Received::TooLarge(head),
             None => {
                 let exit = self.control.exited().await;
                 let status = exit.to_string();
@@ -298,6 +309,9 @@ impl StdioBackend {
             trouble: Mutex::default(),
             pipes: Mutex::default(),
         });
+        for cap in [&launcher.own, &launcher.cap] {
+            cap.launchers.lock().push(Arc::downgrade(&launcher));
+        }
         Arc::new(Self {
             launcher,
             dialect: Mutex::new(pinned),
@@ -414,7 +428,7 @@ async fn probe(channel: &mut Channel) -> Probed {
                     }
                     _ => {}
                 },
-                Received::TooLarge { .. } => {}
+                Received::TooLarge(_) => {}
                 Received::Closed(_) => return Probed::Closed,
             }
         }

@@ -60,16 +60,16 @@ pub(crate) async fn post(
     };
     let session = session_of(inner, endpoint, id)?;
     session.touch();
-    let messages = match incoming {
-        Incoming::One(message) => vec![Ok(message)],
+    let (messages, batch) = match incoming {
+        Incoming::One(message) => (vec![Ok(message)], false),
         Incoming::Batch(_) if !session.client().version.has_batches() => return Err(no_batches()),
-        Incoming::Batch(messages) => messages,
+        Incoming::Batch(messages) => (messages, true),
     };
     let asks = |m: &Result<Message, Invalid>| {
         m.as_ref().is_ok_and(|m| m.kind() == Kind::Request && m.method() != method::PING)
     };
     let session = if messages.iter().any(asks) { kept_session(inner, id, session)? } else { session };
-    take(inner, &session, messages).await
+    take(inner, &session, messages, batch).await
 }
 
 fn no_batches() -> Refusal {
@@ -189,13 +189,13 @@ async fn without_session(
     respond(inner, Held::new(Running::new(vec![messages]), inner.tasks.clone()), 1, false, None).await
 }
 
-/// Takes the messages of one POST of a session.
+/// Takes the messages of one POST of a session. A `batch` is answered by one, even if it has one message.
 async fn take(
     inner: &Arc<Inner>,
     session: &Arc<Session>,
     messages: Vec<Result<Message, Invalid>>,
+    batch: bool,
 ) -> Result<Response<Body>, Refusal> {
-    let batch = messages.len() > 1;
     let mut calls = Vec::new();
     let mut answered: Vec<Message> = Vec::new();
     for message in messages {

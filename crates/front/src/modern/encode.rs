@@ -158,6 +158,7 @@ impl Encoder {
             code::RESOURCE_NOT_FOUND => code::INVALID_PARAMS,
             code::URL_ELICITATION_REQUIRED => code::INTERNAL_ERROR,
             code if reply.shape == Shape::Plain && (-32099..=-32000).contains(&code) => code::INTERNAL_ERROR,
+            code if is_undefined(code) => code::INTERNAL_ERROR,
             code => code,
         };
         let edit = Edit::new(message).id(&self.id);
@@ -165,6 +166,12 @@ impl Encoder {
             if code == message.error_code() { edit } else { edit.set(Field::ErrorCode, code.to_string()) };
         Out { payload: edit.finish(), status: status_of(code), terminal: true }
     }
+}
+
+/// Whether a code is one that only the specification may give, and has not given.
+fn is_undefined(error: i64) -> bool {
+    let given = [code::HEADER_MISMATCH, code::MISSING_CLIENT_CAPABILITY, code::UNSUPPORTED_PROTOCOL_VERSION];
+    (-32099..=-32020).contains(&error) && !given.contains(&error)
 }
 
 /// The status of an error that is the whole answer.

@@ -8,11 +8,11 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use drawbridge_core::backend::Unsolicited;
-use drawbridge_core::call::{Call, Emitter, Event, Events, generate};
+use drawbridge_core::call::{Call, Emitter, Event, Events, Reply, Shape, generate};
 use drawbridge_core::fault::Deadline;
 use drawbridge_core::{Client, Conversation, Description, Fault};
 use drawbridge_wire::message::Field;
-use drawbridge_wire::{Id, Message, ProtocolVersion, header, method};
+use drawbridge_wire::{Id, Message, ProtocolVersion, header};
 use http::{HeaderName, HeaderValue, StatusCode};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
@@ -198,7 +198,7 @@ impl HttpSession {
 
     async fn run(self: &Arc<Self>, emit: &Emitter, call: &Call) -> Result<Event, Fault> {
         let id = self.next_id();
-        let text = legacy::outgoing(&call.request, &id);
+        let text = legacy::outgoing(call, &id);
         let _running = RunningGuard::new(self);
         let _token = call.request.slice(Field::MetaProgressToken).map(|own| TokenGuard::new(self, &id, own));
         let mut opened = self.open().await?;
@@ -213,7 +213,7 @@ impl HttpSession {
             answer = self.send(&opened, text).await?;
         }
         let event = match answer {
-            Answer::Message(_, message) => self.answered(message),
+            Answer::Message(_, message) => self.answered(message, &id),
             Answer::Stream(stream) => {
                 emit.emit(Event::Begun).await;
                 self.follow(emit, *stream, &opened, &id).await
@@ -235,11 +235,11 @@ impl HttpSession {
         answer::read(response, &self.shared.options).await
     }
 
-    fn answered(&self, message: Message) -> Result<Event, Fault> {
-        match legacy::incoming(message, &mut OpenAsks::default(), |_| None) {
-            Incoming::Answer(_, reply) => Ok(Event::Done(reply)),
-            _ => Err(self.shared.options.bad_answer("its answer is neither a result nor an error")),
+    fn answered(&self, message: Message, id: &Id) -> Result<Event, Fault> {
+        if !answer::is_for(&message, id) {
+            return Err(self.shared.options.bad_answer("its answer is not one to the request that it got"));
         }
+        Ok(Event::Done(Reply { message, shape: Shape::Plain }))
     }
 
     /// Reads the stream of a call to its answer, resuming it where the backend allows that.
@@ -508,8 +508,8 @@ impl Drop for CancelGuard {
 #[async_trait]
 impl Conversation for HttpSession {
     fn call(self: Arc<Self>, call: Call) -> Events {
-        if call.request.method() == method::LISTEN {
-            return legacy::listen();
+        if let Some(events) = legacy::local_answer(&call) {
+            return events;
         }
         generate(|emit| async move {
             let limit = self.shared.options.timeout;

@@ -86,28 +86,32 @@ async fn exchange(
     let response = shared.post(&headers, text).await?;
     match answer::read(response, &shared.options).await? {
         Answer::Message(status, message) if is_foreign(status, &message) => Err(Stop::NotModern),
-        Answer::Message(_, message) => terminal(shared, call, message),
+        Answer::Message(_, message) => terminal(shared, call, message, &id),
         Answer::Stream(stream) => {
-            follow(shared, emit, if patient { stream.patient() } else { *stream }).await
+            follow(shared, emit, if patient { stream.patient() } else { *stream }, &id).await
         }
         Answer::Accepted => Err(shared.options.bad_answer("it accepts a request and answers nothing").into()),
         Answer::Other(StatusCode::BAD_REQUEST | StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED) => {
             Err(Stop::NotModern)
         }
-        Answer::Other(status) => Err(shared.options.unreachable(format!("HTTP {status}")).into()),
+        // The call may have been executed all the same, as where a proxy lost patience.
+        Answer::Other(status) => Err(shared.options.bad_answer(format!("HTTP {status}")).into()),
     }
 }
 
 /// Whether a refusal is that of a server which waits for a handshake.
 fn is_foreign(status: StatusCode, message: &Message) -> bool {
     let session_wanted = message.kind() == Kind::Error
-        && !(-32700..=-32600).contains(&message.error_code())
+        && !(-32700..=-32601).contains(&message.error_code())
         && !modern::is_modern_error(message);
     let version_lost = message.error_code() == code::UNSUPPORTED_PROTOCOL_VERSION;
     (status == StatusCode::BAD_REQUEST || status == StatusCode::NOT_FOUND) && session_wanted || version_lost
 }
 
-fn terminal(shared: &Shared, call: &Call, message: Message) -> Result<Event, Stop> {
+fn terminal(shared: &Shared, call: &Call, message: Message, id: &Id) -> Result<Event, Stop> {
+    if !answer::is_for(&message, id) {
+        return Err(shared.options.bad_answer("its answer is not one to the request that it got").into());
+    }
     if message.error_code() == code::HEADER_MISMATCH && call.client.answers == Answers::ByRetry {
         // All other headers are the gateway's own, so it is the client's Mcp-Param-* that differ from its arguments.
         return Ok(Event::Done(Reply { message, shape: Shape::Marked }));
@@ -117,9 +121,13 @@ fn terminal(shared: &Shared, call: &Call, message: Message) -> Result<Event, Sto
         .ok_or_else(|| shared.options.bad_answer("its answer is neither a result nor an error").into())
 }
 
-async fn follow(shared: &Shared, emit: &Emitter, mut stream: EventStream) -> Result<Event, Stop> {
+async fn follow(shared: &Shared, emit: &Emitter, mut stream: EventStream, id: &Id) -> Result<Event, Stop> {
     let options = &shared.options;
     while let Some(message) = stream.next_message(options).await? {
+        let is_answer = matches!(message.kind(), Kind::Result | Kind::Error);
+        if is_answer && !answer::is_for(&message, id) {
+            continue;
+        }
         match modern::incoming(message, options.name.as_str()) {
             Some(event) if event.is_terminal() => return Ok(event),
             Some(event) => emit.emit(event).await,
