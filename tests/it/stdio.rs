@@ -286,6 +286,23 @@ async fn r042_a_crash_fails_the_calls_in_flight_and_the_next_call_works() {
 }
 
 #[tokio::test]
+async fn r042_a_listen_ends_with_its_process_and_can_be_opened_again() {
+    let python = Python::new(&[("ERA", "modern")]);
+    let gateway = python.behind("", "").await;
+    let modern = gateway.modern();
+    for round in 1..=2 {
+        let wanted = json!({ "notifications": { "toolsListChanged": true } });
+        let mut listen = modern.request("subscriptions/listen", wanted).await;
+        assert_eq!(listen.message().await["method"], "notifications/subscriptions/acknowledged");
+        assert_eq!(fault(&modern.tool("crash", json!({})).await).0, "outcome_unknown");
+        let end = listen.message().await;
+        assert_eq!(fault(&end).0, "outcome_unknown", "the client learns that it hears nothing any more");
+        assert!(listen.event().await.is_none());
+        assert_eq!(python.started().len(), round);
+    }
+}
+
+#[tokio::test]
 async fn a_program_that_keeps_crashing_is_started_at_growing_intervals() {
     let python = Python::new(&[]);
     let gateway = python.behind("", "").await;

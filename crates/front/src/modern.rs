@@ -162,7 +162,10 @@ async fn call(
     }
     let permit = match listening {
         Some(permit) => permit,
-        None => permit(inner)?,
+        None => match permit(inner) {
+            Ok(permit) => permit,
+            Err(_full) => return without_stream(&encoder, events).await,
+        },
     };
     let mut opening = bytes::BytesMut::from(&b":\n\n"[..]);
     if let Some(payload) = first {
@@ -170,6 +173,17 @@ async fn call(
     }
     let source = stream_of(inner, encoder, events, is_listen);
     Ok(reply::event_stream(EventBody::body(opening.freeze(), source, &inner.options, permit)))
+}
+
+/// Waits for the answer where no stream is free for what comes before it. The call runs already: to refuse it now would
+/// invite the client to run it again.
+async fn without_stream(encoder: &Encoder, mut events: Events) -> Result<Response<Body>, Refusal> {
+    while let Some(event) = events.next().await {
+        if let Some(Out { payload, status, terminal: true }) = encoder.encode(event) {
+            return Ok(reply::json(status, payload));
+        }
+    }
+    Err(Refusal::status(StatusCode::BAD_GATEWAY, "the call has no answer"))
 }
 
 /// The rest of a call as events. Dropping it drops the call, which cancels it. A listen is ended in good order when

@@ -252,6 +252,8 @@ struct Shared {
     behave: Mutex<Behaviour>,
     seen: Mutex<Vec<Request>>,
     connections: Mutex<usize>,
+    /// Ends the connections that there are.
+    cut: Mutex<CancellationToken>,
 }
 
 /// A running backend. It ends with this value, and breaks its connections.
@@ -301,6 +303,7 @@ impl Backend {
             behave: Mutex::new(behave),
             seen: Mutex::default(),
             connections: Mutex::default(),
+            cut: Mutex::default(),
         });
         let stop = CancellationToken::new();
         let scheme = if tls.is_some() { "https" } else { "http" };
@@ -326,6 +329,11 @@ impl Backend {
     /// The URL of a path of it.
     pub fn url_of(&self, path: &str) -> String {
         format!("{}://{}{path}", self.scheme, self.address)
+    }
+
+    /// Breaks all connections, whatever is going on there; new ones are served.
+    pub fn cut_connections(&self) {
+        std::mem::take(&mut *self.shared.cut.lock().unwrap()).cancel();
     }
 
     /// Where it listens.
@@ -411,8 +419,13 @@ async fn accept(
         while let Ok((tcp, _)) = listener.accept().await {
             *shared.connections.lock().unwrap() += 1;
             let (tls, shared, stop) = (tls.clone(), shared.clone(), stop.clone());
+            let cut = shared.cut.lock().unwrap().clone();
             tasks.spawn(async move {
-                stop.run_until_cancelled(connection(tcp, tls, shared)).await;
+                tokio::select! {
+                    () = connection(tcp, tls, shared) => {}
+                    () = cut.cancelled() => {}
+                    () = stop.cancelled() => {}
+                }
             });
         }
     };

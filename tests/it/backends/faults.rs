@@ -396,3 +396,55 @@ async fn a_tool_that_runs_long_keeps_its_stream_alive_and_is_answered() {
         assert_eq!(backend.count("tools/call"), 2);
     }
 }
+
+#[tokio::test]
+async fn a_connection_that_is_closed_before_an_answer_leaves_the_outcome_unknown_and_nothing_is_sent_again() {
+    let backend = Backend::start(|r| async move {
+        match r.name() {
+            "die" => std::future::pending().await,
+            _ if r.header("mcp-method").is_empty() => legacy(&r, "s"),
+            _ => modern(&r),
+        }
+    })
+    .await;
+    for era in ["legacy", "modern"] {
+        let gateway = in_front_of(&backend, &format!("era: {era}"), "").await;
+        for client in Either::both(&gateway).await {
+            assert_eq!(text(&client.tool("echo").await), "ok");
+            let before = backend.requests_of("tools/call").len();
+            let call = spawn(async move { client.tool("die").await });
+            backend.wait_for_nth("tools/call", before + 1).await;
+            backend.cut_connections();
+            assert_eq!(fault(&call.await.unwrap()), ("outcome_unknown", "unsafe"));
+            assert_eq!(backend.requests_of("tools/call").len(), before + 1);
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_redirect_is_not_followed() {
+    let elsewhere = Backend::start(|r| async move { legacy(&r, "s") }).await;
+    let url = elsewhere.url();
+    let backend = Backend::start(move |r| {
+        let url = url.clone();
+        async move {
+            match r.rpc() {
+                "tools/call" => Reply::status(307).header("location", &url),
+                _ if r.header("mcp-method").is_empty() => legacy(&r, "s"),
+                _ => modern(&r),
+            }
+        }
+    })
+    .await;
+    for era in ["legacy", "modern"] {
+        let settings = format!("era: {era}, headers: {{ authorization: \"Bearer secret\" }}");
+        let gateway = in_front_of(&backend, &settings, "").await;
+        for client in Either::both(&gateway).await {
+            let answer = client.tool("echo").await;
+            assert_eq!(fault(&answer).0, "backend_bad_answer");
+            assert!(message(&answer).contains("307"), "{answer}");
+        }
+    }
+    assert!(backend.requests_of("tools/call").iter().all(|r| r.header("authorization") == "Bearer secret"));
+    assert_eq!(elsewhere.requests().len(), 0);
+}

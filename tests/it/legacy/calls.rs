@@ -88,28 +88,54 @@ async fn r030_what_the_client_can_not_answer_never_reaches_it() {
 
 #[tokio::test]
 async fn r033_a_cancelled_call_stops_upstream_and_has_no_response() {
-    let backend = Backend::legacy(json!({ "tools": {} }), |_| {
-        let note = r#"{"jsonrpc":"2.0","method":"notifications/message","params":{"level":"info","data":1}}"#;
-        Does::Holds(vec![note.to_owned()], "never", "{}".to_owned())
-    })
-    .await;
-    let gateway = Gateway::setup().url("it", &backend.url, "legacy").start().await;
-    let session = gateway.session().await;
-    let call = request("mine", "tools/call", json!({ "name": "x", "arguments": {} }));
-    let mut called = session.post(call.to_string()).await;
-    called.message().await;
-    let cancel = notification("notifications/cancelled", json!({ "requestId": "mine", "reason": "enough" }));
-    assert_eq!(gateway.client().post("/mcp", &session.headers(), cancel.to_string()).await.status(), 202);
-    while let Some(event) = called.event().await {
-        assert!(event.data.is_empty(), "no response follows");
+    for era in ["legacy", "modern"] {
+        let script = |_: &Seen| {
+            let note =
+                r#"{"jsonrpc":"2.0","method":"notifications/message","params":{"level":"info","data":1}}"#;
+            Does::Holds(vec![note.to_owned()], "never", "{}".to_owned())
+        };
+        let backend = match era {
+            "legacy" => Backend::legacy(json!({ "tools": {} }), script).await,
+            _ => Backend::modern(json!({ "tools": {} }), script).await,
+        };
+        let gateway = Gateway::setup().url("it", &backend.url, era).start().await;
+        let session = gateway.session().await;
+        let call = request("mine", "tools/call", json!({ "name": "x", "arguments": {} }));
+        let mut called = session.post(call.to_string()).await;
+        called.message().await;
+        let params = json!({ "requestId": "mine", "reason": "enough" });
+        let cancel = notification("notifications/cancelled", params).to_string();
+        assert_eq!(gateway.client().post("/mcp", &session.headers(), cancel).await.status(), 202);
+        while let Some(event) = called.event().await {
+            assert!(event.data.is_empty(), "no response follows");
+        }
+        eventually(Duration::from_secs(5), async || backend.abandoned() == 1).await;
+        // Closing the stream says it to a stateless backend, which must get no notification.
+        let expected = usize::from(era == "legacy");
+        eventually(Duration::from_secs(5), async || {
+            backend.calls("notifications/cancelled").len() == expected
+        })
+        .await;
+        if let Some(told) = backend.calls("notifications/cancelled").first() {
+            let upstream = backend.calls("tools/call")[0].json()["id"].clone();
+            assert_eq!(told.json()["params"]["requestId"], upstream);
+        }
     }
-    eventually(Duration::from_secs(5), async || {
-        let upstream = backend.calls("tools/call")[0].json()["id"].clone();
-        let told = backend.calls("notifications/cancelled");
-        told.len() == 1 && told[0].json()["params"]["requestId"] == upstream
-    })
-    .await;
-    eventually(Duration::from_secs(5), async || backend.abandoned() == 1).await;
+}
+
+#[tokio::test]
+async fn cancelling_what_is_not_in_flight_changes_nothing() {
+    let (gateway, _demo) = in_front_of_demo("legacy").await;
+    let (session, other) = (gateway.session().await, gateway.session().await);
+    let call = json!({ "name": "sleep", "arguments": { "ms": 300 }, "_meta": { "progressToken": 1 } });
+    let mut called = session.post(request(7, "tools/call", call).to_string()).await;
+    called.message().await;
+    for id in [json!(8), json!("7"), json!(null), json!({})] {
+        assert_eq!(session.notify("notifications/cancelled", json!({ "requestId": id })).await.status(), 202);
+    }
+    let of_other = other.notify("notifications/cancelled", json!({ "requestId": 7 })).await;
+    assert_eq!(of_other.status(), 202);
+    assert_eq!(text(&called.answer().await), "slept 300 ms");
 }
 
 #[tokio::test]

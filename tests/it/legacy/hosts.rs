@@ -120,6 +120,9 @@ async fn a_session_whose_backend_was_restarted_goes_on() {
     let session = gateway.session().await;
     assert_eq!(text(&session.tool("x", json!({})).await), "session 2");
     assert_eq!(text(&session.tool("x", json!({})).await), "session 2");
+    // Nor does a client without sessions notice (R115).
+    let who = gateway.modern().tool("x", json!({})).await;
+    assert!(text(&who).starts_with("session "), "{who}");
 }
 
 #[tokio::test]

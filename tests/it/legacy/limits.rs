@@ -11,7 +11,7 @@ use rand::{RngExt as _, SeedableRng as _};
 use serde_json::json;
 
 use super::in_front_of_demo;
-use crate::backend::{Backend, Does};
+use crate::backend::{Backend, Does, Seen};
 
 async fn limited(limits: &str) -> (Gateway, DemoBackend) {
     let demo = DemoBackend::start().await;
@@ -64,6 +64,49 @@ async fn streams_over_the_limit_are_refused_with_503_and_retry_after() {
     assert_eq!(text(&three.tool("echo", json!({ "message": "x" })).await), "x", "calls go on");
     drop(first);
     eventually(Duration::from_secs(5), async || three.get(None).await.status() == 200).await;
+}
+
+#[tokio::test]
+async fn a_call_that_would_need_a_stream_over_the_limit_is_answered_without_one_and_runs_once() {
+    let note = r#"{"jsonrpc":"2.0","method":"notifications/message","params":{"level":"info","data":1}}"#;
+    let ask = r#"{"jsonrpc":"2.0","id":"e1","method":"roots/list","params":{}}"#;
+    for era in ["legacy", "modern"] {
+        let script = move |_: &Seen| {
+            let result = json!({ "content": [{ "type": "text", "text": "done" }] }).to_string();
+            Does::Holds(vec![note.to_owned(), ask.to_owned()], "answer", result)
+        };
+        let backend = match era {
+            "legacy" => Backend::legacy(json!({ "tools": {} }), script).await,
+            _ => Backend::modern(json!({ "tools": {} }), script).await,
+        };
+        let setup = Gateway::setup().url("it", &backend.url, era);
+        let setup = setup.config("streams: { sse_after: 50ms }");
+        let gateway = setup.config("limits: { max_streams: 1 }").start().await;
+        let session = Session::open(&gateway.client(), "/mcp", LEGACY, json!({ "roots": {} })).await;
+        let _only = session.get(None).await;
+        let modern = gateway.modern();
+        let calls = async {
+            tokio::join!(
+                session.request("tools/call", json!({ "name": "x" })),
+                modern.request("tools/call", json!({ "name": "x" }))
+            )
+        };
+        let release = async {
+            eventually(Duration::from_secs(5), async || {
+                let refused = |s: &Seen| s.json()["id"] == "e1" && s.json()["error"].is_object();
+                backend.holding() == 2
+                    && (era == "modern" || backend.seen().iter().filter(|s| refused(s)).count() == 2)
+            })
+            .await;
+            backend.release("answer");
+        };
+        let ((old, new), ()) = tokio::join!(calls, release);
+        for reply in [old, new] {
+            assert_eq!((reply.status(), reply.is_stream()), (200, false), "{era}");
+            assert_eq!(text(&reply.answer().await), "done");
+        }
+        assert_eq!(backend.calls("tools/call").len(), 2, "{era}");
+    }
 }
 
 #[tokio::test]

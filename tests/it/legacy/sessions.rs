@@ -212,3 +212,53 @@ async fn initialize_says_what_the_backend_is() {
         }
     }
 }
+
+#[tokio::test]
+async fn deleting_a_session_ends_its_calls() {
+    let backend = Backend::legacy(json!({ "tools": {} }), |_| {
+        let note = r#"{"jsonrpc":"2.0","method":"notifications/message","params":{"level":"info","data":1}}"#;
+        crate::backend::Does::Holds(vec![note.to_owned()], "never", "{}".to_owned())
+    })
+    .await;
+    let gateway = Gateway::setup().url("it", &backend.url, "legacy").start().await;
+    let session = gateway.session().await;
+    let mut called = session.request("tools/call", json!({ "name": "x", "arguments": {} })).await;
+    called.message().await;
+    assert_eq!(session.delete().await.status(), 204);
+    while let Some(event) = called.event().await {
+        assert!(event.data.is_empty(), "{event:?}");
+    }
+    eventually(Duration::from_secs(5), async || backend.abandoned() == 1).await;
+}
+
+#[tokio::test]
+async fn browsers_of_accepted_origins_may_ask_and_read() {
+    let (gateway, _demo) = in_front_of_demo("legacy").await;
+    let asking = [
+        ("origin", "http://localhost:6274"),
+        ("access-control-request-method", "POST"),
+        ("access-control-request-headers", "mcp-session-id, mcp-protocol-version, authorization"),
+    ];
+    let headers = drawbridge_testkit::client::header_map(&asking);
+    let reply = gateway.client().send(http::Method::OPTIONS, "/mcp", &headers, "").await;
+    assert_eq!(reply.status(), 204);
+    assert_eq!(reply.header("access-control-allow-origin"), Some("http://localhost:6274"));
+    let allowed = reply.header("access-control-allow-headers").unwrap();
+    for name in ["mcp-session-id", "mcp-protocol-version", "authorization", "last-event-id", "content-type"] {
+        assert!(allowed.contains(name), "{name}");
+    }
+    let body = initialize(LEGACY, json!({})).to_string();
+    let reply = gateway.client().post("/mcp", &asking[..1], body).await;
+    assert!(reply.header("access-control-expose-headers").unwrap().contains("mcp-session-id"));
+    let evil = drawbridge_testkit::client::header_map(&[("origin", "http://evil.example")]);
+    assert_eq!(gateway.client().send(http::Method::OPTIONS, "/mcp", &evil, "").await.status(), 403);
+}
+
+#[tokio::test]
+async fn a_slash_at_the_end_of_the_path_is_ignored() {
+    let (gateway, _demo) = in_front_of_demo("legacy").await;
+    for path in ["/mcp/", "/mcp/demo/"] {
+        let session = Session::open(&gateway.client(), path, LEGACY, json!({})).await;
+        assert_eq!(text(&session.tool("echo", json!({ "message": "x" })).await), "x");
+    }
+}

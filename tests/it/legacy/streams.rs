@@ -3,11 +3,12 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
-use drawbridge_testkit::client::{LEGACY, Session, text};
+use drawbridge_testkit::client::{LEGACY, Session, initialize, request, text};
 use drawbridge_testkit::gateway::{DemoBackend, Gateway};
 use serde_json::{Value, json};
 
 use super::in_front_of_demo;
+use crate::backend::{Backend, Does};
 
 /// The next message's method.
 async fn next_method(stream: &mut drawbridge_testkit::client::Reply) -> String {
@@ -201,4 +202,35 @@ async fn a_call_that_takes_long_is_answered_as_a_stream_with_its_answer() {
     let messages: Vec<Value> = reply.messages().await;
     assert_eq!(messages.len(), 1);
     assert_eq!(text(&messages[0]), "slept 200 ms");
+}
+
+#[tokio::test]
+async fn answers_with_line_breaks_survive_on_a_stream() {
+    let pretty = "{\n  \"content\": [\r\n    { \"type\": \"text\",\n\"text\": \"done\" } ]\n}";
+    let backend = Backend::legacy(json!({ "tools": {} }), move |_| Does::Result(pretty.to_owned())).await;
+    let modern = Backend::modern(json!({ "tools": {} }), move |_| Does::Result(pretty.to_owned())).await;
+    let setup = Gateway::setup().url("old", &backend.url, "legacy").url("new", &modern.url, "modern");
+    let gateway = setup.start().await;
+    let client = gateway.client();
+    for path in ["/mcp/old/sse", "/mcp/new/sse"] {
+        let mut stream = client.get(path, &[]).await;
+        let endpoint = String::from_utf8(stream.event().await.unwrap().data.to_vec()).unwrap();
+        let hello = initialize("2024-11-05", json!({})).to_string();
+        assert_eq!(client.post(&endpoint, &[], hello).await.status(), 202);
+        stream.message().await;
+        let call = request(1, "tools/call", json!({ "name": "x", "arguments": {} })).to_string();
+        assert_eq!(client.post(&endpoint, &[], call).await.status(), 202);
+        assert_eq!(text(&stream.message().await), "done", "{path}");
+    }
+}
+
+#[tokio::test]
+async fn large_answers_pass_through() {
+    for era in ["legacy", "modern"] {
+        let (gateway, _demo) = in_front_of_demo(era).await;
+        let big = json!({ "bytes": 5_000_000 });
+        let answer = gateway.session().await.tool("big", big.clone()).await;
+        assert_eq!(text(&answer).len(), 5_000_000);
+        assert_eq!(text(&gateway.modern().tool("big", big).await).len(), 5_000_000);
+    }
 }

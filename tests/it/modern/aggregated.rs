@@ -261,3 +261,45 @@ async fn names_that_are_too_long_for_hosts_are_shortened_and_still_work() {
         }
     }
 }
+
+#[tokio::test]
+async fn subscriptions_go_to_the_owner_and_levels_to_all() {
+    let demo = DemoBackend::start().await;
+    let setup = Gateway::setup().url("a", &demo.url, "legacy").url("dead", DEAD, "legacy");
+    let gateway = setup.start().await;
+    let session = gateway.session().await;
+    let mut stream = session.get(None).await;
+    let counter = json!({ "uri": "demo://counter" });
+    let subscribed = session.call("resources/subscribe", counter.clone()).await;
+    assert_eq!(subscribed["result"], json!({}), "{subscribed}");
+    session.tool("a__touch", json!({})).await;
+    let mut methods = HashSet::new();
+    for _ in 0..4 {
+        methods.insert(stream.message().await["method"].as_str().unwrap().to_owned());
+    }
+    assert!(methods.contains("notifications/resources/updated"), "{methods:?}");
+    let level = session.call("logging/setLevel", json!({ "level": "debug" })).await;
+    assert_eq!(level["result"], json!({}), "{level}");
+    let log = json!({ "name": "a__log", "arguments": { "message": "hello", "level": "debug" } });
+    assert_eq!(session.request("tools/call", log).await.messages().await.len(), 2);
+}
+
+#[tokio::test]
+async fn asks_of_any_backend_reach_the_client() {
+    let demo = DemoBackend::start().await;
+    let setup = Gateway::setup().url("a", &demo.url, "legacy").url("b", &demo.url, "modern");
+    let gateway = setup.start().await;
+    let session = Session::open(&gateway.client(), "/mcp", "2025-11-25", json!({ "roots": {} })).await;
+    let mut called = session.request("tools/call", json!({ "name": "a__roots", "arguments": {} })).await;
+    let ask = called.message().await;
+    assert_eq!(ask["method"], "roots/list");
+    let answer = json!({ "jsonrpc": "2.0", "id": ask["id"], "result": { "roots": [] } });
+    assert_eq!(session.post(answer.to_string()).await.status(), 202);
+    assert_eq!(text(&called.message().await), "no roots");
+    let modern = Modern::new(&gateway.client(), "/mcp", json!({ "roots": {} }));
+    let asked = modern.tool("b__roots", json!({})).await["result"].clone();
+    assert_eq!(asked["inputRequests"]["roots"]["method"], "roots/list", "{asked}");
+    let retry = json!({ "name": "b__roots", "arguments": {}, "requestState": asked["requestState"],
+                        "inputResponses": { "roots": { "roots": [{ "uri": "file:///w" }] } } });
+    assert_eq!(text(&modern.call("tools/call", retry).await), "file:///w");
+}

@@ -340,3 +340,28 @@ async fn r010_a_foreign_origin_is_refused() {
     let reply = modern.post_with(&body, &[("origin", "http://evil.example")]).await;
     assert_eq!(reply.status(), 403);
 }
+
+#[tokio::test]
+async fn keys_that_are_there_twice_are_refused_however_they_are_spelt() {
+    let (gateway, _demo) = in_front_of_demo("modern").await;
+    let body = gateway.modern().body("tools/call", echo()).to_string();
+    let headers = [("mcp-protocol-version", MODERN), ("mcp-method", "tools/call"), ("mcp-name", "echo")];
+    assert_eq!(gateway.client().post("/mcp", &headers, body.clone()).await.status(), 200);
+    for (key, twice) in [
+        (r#""method":"#, r#""m\u0065thod":"ping","#),
+        (r#""name":"#, r#""n\u0061me":"touch","#),
+        (r#""id":"#, r#""\u0069d":9,"#),
+        (r#""_meta":"#, r#""\u005fmeta":{},"#),
+        (r#""params":"#, r#""p\u0061rams":{},"#),
+        (
+            r#""io.modelcontextprotocol/clientCapabilities":"#,
+            r#""io.modelcontextprotocol\/clientCapabilities":{"sampling":{}},"#,
+        ),
+    ] {
+        let bad = body.replacen(key, &format!("{twice}{key}"), 1);
+        assert_ne!(bad, body);
+        let reply = gateway.client().post("/mcp", &headers, bad.clone()).await;
+        assert_eq!(reply.status(), 400, "{bad}");
+        assert_eq!(code(&reply.json().await), -32600, "{bad}");
+    }
+}

@@ -297,6 +297,7 @@ async fn respond(
     session: Option<(&Arc<Session>, Vec<Payload>)>,
 ) -> Result<Response<Body>, Refusal> {
     let mut ready = Vec::new();
+    let mut before_answers = None;
     let early = session.as_ref().map_or(0, |(_, early)| early.len());
     let all_terminal = async {
         loop {
@@ -308,7 +309,7 @@ async fn respond(
                     }
                 }
                 Some(out) => {
-                    ready.extend(Some(out.payload).filter(|payload| !payload.is_empty()));
+                    before_answers = Some(out.payload).filter(|payload| !payload.is_empty());
                     return None;
                 }
                 // The rest was cancelled.
@@ -326,8 +327,10 @@ async fn respond(
         }
         return Ok(reply::json(StatusCode::OK, joined(answers, batch)));
     }
-    let permit = StreamPermit::take(&inner.streams, inner.options.max_streams)
-        .map_err(|f| Refusal::unavailable(&f))?;
+    let Ok(permit) = StreamPermit::take(&inner.streams, inner.options.max_streams) else {
+        return Ok(without_stream(held, session, before_answers, answers, batch).await);
+    };
+    answers.extend(before_answers);
     let mut opening = bytes::BytesMut::from(&b":\n\n"[..]);
     if let Some(session) = session {
         let stream = held.first_serial().unwrap_or(STANDALONE);
@@ -343,6 +346,32 @@ async fn respond(
     }
     let body = EventBody::body(opening.freeze(), calls::stream_of(held), &inner.options, permit);
     Ok(reply::event_stream(body))
+}
+
+/// Waits for the answers where no stream is free for what comes before them. The calls run already: to refuse them now
+/// would invite the client to run them again.
+async fn without_stream(
+    mut held: Held,
+    session: Option<&Arc<Session>>,
+    first: Option<Payload>,
+    mut answers: Vec<Payload>,
+    batch: bool,
+) -> Response<Body> {
+    let drop_message = |payload: Payload| {
+        let ask = Message::parse(payload.into_bytes()).ok().filter(|message| message.kind() == Kind::Request);
+        if let (Some(session), Some(ask)) = (session, ask) {
+            let error = RpcError::new(code::INTERNAL_ERROR, "the client can't be asked now");
+            session.answer(error.to_message(ask.id().as_ref()));
+        }
+    };
+    first.into_iter().for_each(drop_message);
+    while let Some(out) = std::future::poll_fn(|cx| held.poll_message(cx)).await {
+        if out.terminal { answers.push(out.payload) } else { drop_message(out.payload) }
+    }
+    if answers.is_empty() {
+        return reply::event_stream(Body::empty());
+    }
+    reply::json(StatusCode::OK, joined(answers, batch))
 }
 
 fn joined(mut answers: Vec<Payload>, batch: bool) -> Payload {
