@@ -286,20 +286,18 @@ async fn r042_a_crash_fails_the_calls_in_flight_and_the_next_call_works() {
 }
 
 #[tokio::test]
-async fn r042_a_listen_ends_with_its_process_and_can_be_opened_again() {
+async fn r042_a_listen_is_sent_again_to_a_program_that_crashed() {
     let python = Python::new(&[("ERA", "modern")]);
     let gateway = python.behind("", "").await;
     let modern = gateway.modern();
-    for round in 1..=2 {
-        let wanted = json!({ "notifications": { "toolsListChanged": true } });
-        let mut listen = modern.request("subscriptions/listen", wanted).await;
-        assert_eq!(listen.message().await["method"], "notifications/subscriptions/acknowledged");
-        assert_eq!(fault(&modern.tool("crash", json!({})).await).0, "outcome_unknown");
-        let end = listen.message().await;
-        assert_eq!(fault(&end).0, "outcome_unknown", "the client learns that it hears nothing any more");
-        assert!(listen.event().await.is_none());
-        assert_eq!(python.started().len(), round);
-    }
+    let wanted = json!({ "notifications": { "toolsListChanged": true } });
+    let mut listen = modern.request("subscriptions/listen", wanted).await;
+    assert_eq!(listen.message().await["method"], "notifications/subscriptions/acknowledged");
+    assert_eq!(fault(&modern.tool("crash", json!({})).await).0, "outcome_unknown");
+    // The listen alone brings the program back; its second acknowledgement is not the client's business.
+    eventually(SOON, async || python.started().len() == 2).await;
+    assert_eq!(text(&modern.tool("echo", json!({})).await), "ok");
+    assert_eq!(python.started().len(), 2);
 }
 
 #[tokio::test]
