@@ -116,14 +116,15 @@ async fn sessions_over_the_limit_are_refused_with_503_while_all_are_in_use() {
     let opened = gateway.client().post("/mcp", &[], initialize(LEGACY, json!({})).to_string()).await;
     let three = opened.header("mcp-session-id").unwrap().to_owned();
     let (first, _second) = (one.get(None).await, two.get(None).await);
-    let ping = || request(1, "ping", json!({})).to_string();
-    let refused = gateway.client().post("/mcp", &[("mcp-session-id", three.as_str())], ping()).await;
+    // A ping leaves nothing to be kept; a list does.
+    let list = || request(1, "tools/list", json!({})).to_string();
+    let refused = gateway.client().post("/mcp", &[("mcp-session-id", three.as_str())], list()).await;
     assert_eq!(refused.status(), 503);
     assert!(refused.header("retry-after").is_some());
     drop(first);
     eventually(Duration::from_secs(5), async || {
         let headers = [("mcp-session-id", three.as_str())];
-        gateway.client().post("/mcp", &headers, ping()).await.status() == 200
+        gateway.client().post("/mcp", &headers, list()).await.status() == 200
     })
     .await;
 }
