@@ -10,6 +10,8 @@ mod backends;
 #[cfg(test)]
 mod command_line;
 #[cfg(test)]
+mod docs;
+#[cfg(test)]
 mod legacy;
 #[cfg(test)]
 mod lifecycle;

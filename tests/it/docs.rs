@@ -1,0 +1,72 @@
+//! What the documentation says of the code, held against the code.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+fn read(path: &str) -> String {
+    fs::read_to_string(root().join(path)).unwrap()
+}
+
+fn sources(folder: &Path, into: &mut Vec<String>) {
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            sources(&path, into);
+        } else if path.extension().is_some_and(|e| e == "rs") {
+            into.push(fs::read_to_string(path).unwrap());
+        }
+    }
+}
+
+#[test]
+fn every_error_code_has_its_section() {
+    let fault = read("crates/core/src/fault.rs");
+    let (_, list) = fault.split_once("pub const CODES").unwrap();
+    let (_, list) = list.split_once("= [").unwrap();
+    let codes: BTreeSet<&str> = list.split(']').next().unwrap().split('"').skip(1).step_by(2).collect();
+    let page = read("docs/errors.md");
+    let sections: BTreeSet<&str> =
+        page.lines().filter_map(|l| l.strip_prefix("## `")?.strip_suffix('`')).collect();
+    assert!(codes.len() > 5);
+    assert_eq!(codes, sections);
+}
+
+#[test]
+fn every_rule_has_a_row_and_every_numbered_test_stands_in_it() {
+    let page = read("docs/testing.md");
+    let rows: Vec<&str> = page.lines().filter(|l| l.starts_with("| R")).collect();
+    assert_eq!(rows.len(), 120);
+    assert!(!page.contains("TBD"));
+    let mut files = Vec::new();
+    sources(&root().join("tests/it"), &mut files);
+    let names = files.iter().flat_map(|f| f.split("fn r")).filter_map(|rest| {
+        let digits = rest.get(..3)?;
+        (digits.bytes().all(|b| b.is_ascii_digit()) && rest.as_bytes().get(3) == Some(&b'_'))
+            .then_some(digits)
+    });
+    for number in names {
+        let row = rows.iter().find(|row| row.starts_with(&format!("| R{number} |"))).unwrap();
+        assert!(
+            row.contains(&format!("r{number}")),
+            "R{number} has a test that its row does not name: {row}"
+        );
+    }
+}
+
+#[test]
+fn the_documents_name_only_files_that_exist() {
+    for page in ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "docs/testing.md", "docs/hosts.md"] {
+        let folder = root().join(page).parent().unwrap().to_owned();
+        for link in read(page).split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
+            let file = link.split('#').next().unwrap();
+            if !file.is_empty() && !file.contains("://") {
+                assert!(folder.join(file).exists(), "{page} links to {file}");
+            }
+        }
+    }
+}
