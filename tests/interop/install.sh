@@ -37,9 +37,16 @@ venv() { # venv FOLDER PACKAGE==VERSION...
   "$dir/$f/bin/pip" install -q --disable-pip-version-check "$@" >&2
   echo "$*" >"$dir/$f/.stamp"
 }
+put() { # put FOLDER FILE...   copies of our files in DIR/FOLDER; another run may be using them, so in one step and only when changed
+  local f to=$dir/$1; shift
+  mkdir -p "$to"
+  for f in "$@"; do
+    cmp -s "$f" "$to/${f##*/}" || { cp "$f" "$to/.new"; mv -f "$to/.new" "$to/${f##*/}"; }
+  done
+}
 own() { # own FOLDER   a copy of our code, beside the packages that its package.json names
   local what; what=$(tr -d '\n' <"$here/$1/package.json")
-  mkdir -p "$dir/$1"; cp "$here/$1"/*.mjs "$here/$1/package.json" "$dir/$1/"
+  put "$1" "$here/$1"/*.mjs "$here/$1/package.json"
   fresh "$1" "$what" || return 0
   (cd "$dir/$1" && npm install --no-audit --no-fund --loglevel=error >&2)
   echo "$what" >"$dir/$1/.stamp"
@@ -51,8 +58,8 @@ for part in "$@"; do
       npmi suite @modelcontextprotocol/conformance@0.2.0-alpha.12
       own everything-server; own conformance-client ;;
     clients)
-      npmi ts1 @modelcontextprotocol/sdk@1.32.2; cp "$here"/clients/probe_ts1.mjs "$here/clients/features.mjs" "$dir/ts1/"
-      npmi ts2 @modelcontextprotocol/client@2.4.0; cp "$here"/clients/probe_ts2.mjs "$here/clients/features.mjs" "$dir/ts2/"
+      npmi ts1 @modelcontextprotocol/sdk@1.32.2; put ts1 "$here/clients/probe_ts1.mjs" "$here/clients/features.mjs"
+      npmi ts2 @modelcontextprotocol/client@2.4.0; put ts2 "$here/clients/probe_ts2.mjs" "$here/clients/features.mjs"
       npmi inspector @modelcontextprotocol/inspector@2.12.0
       npmi mcp-remote mcp-remote@0.15.1
       venv py1 mcp==1.30.0; venv py2 mcp==2.3.0; venv fastmcp fastmcp==4.2.3 ;;

@@ -12,6 +12,7 @@ trap finish EXIT
 trap 'exit 130' INT TERM
 start() { # start NAME COMMAND...   runs it, waits for its JSON line, sets $url
   local name=$1 n; shift
+  : >"$tmp/$name.out"                                # there before the first look
   "$@" >"$tmp/$name.out" 2>"$tmp/$name.err" & kids+=($!)
   for n in $(seq 300); do
     url=$(sed -n 's/.*"url": *"\([^"]*\)".*/\1/p' "$tmp/$name.out" | head -n 1)
