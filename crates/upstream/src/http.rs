@@ -141,6 +141,7 @@ impl Backend for HttpBackend {
             scope,
             sink,
             session: Mutex::new(None),
+            opening: tokio::sync::Mutex::default(),
             level: Mutex::new(None),
         })
     }
@@ -162,16 +163,21 @@ struct Resolving {
     scope: Scope,
     sink: Option<Weak<dyn Unsolicited>>,
     session: Mutex<Option<Arc<dyn Conversation>>>,
+    opening: tokio::sync::Mutex<()>,
     /// The log level that the client chose, for backends that want it with each request.
     level: Mutex<Option<bytes::Bytes>>,
 }
 
 impl Resolving {
-    /// The session to use with a legacy backend.
-    fn session(&self, era: &Era) -> Arc<dyn Conversation> {
-        let mut slot = self.session.lock();
-        if let Some(session) = &*slot {
-            return session.clone();
+    /// The session to use with a legacy backend, after its handshake if it is this client's own.
+    async fn session(&self, era: &Era) -> Result<Arc<dyn Conversation>, Fault> {
+        let known = || self.session.lock().clone();
+        if let Some(session) = known() {
+            return Ok(session);
+        }
+        let _turn = self.opening.lock().await;
+        if let Some(session) = known() {
+            return Ok(session);
         }
         let backend = &self.backend;
         let session: Arc<dyn Conversation> = match (self.scope, backend.described.take_spare(&self.client)) {
@@ -185,10 +191,14 @@ impl Resolving {
                 }
                 spare
             }
-            (Scope::Session, None) => backend.legacy(era, &self.client, self.sink.clone()),
+            (Scope::Session, None) => {
+                let session = backend.legacy(era, &self.client, self.sink.clone());
+                session.clone().handshake().await?;
+                session
+            }
         };
-        *slot = Some(session.clone());
-        session
+        *self.session.lock() = Some(session.clone());
+        Ok(session)
     }
 
     async fn run(&self, emit: &Emitter, call: Call) -> Result<Event, Fault> {
@@ -197,7 +207,15 @@ impl Resolving {
         loop {
             let era = self.backend.era(&self.client).await?;
             if era != Era::Modern {
-                let last = forward(emit, self.session(&era).call(call)).await;
+                let session = match self.session(&era).await {
+                    // It has no sessions (any more); nothing was asked of it yet.
+                    Err(Fault::BadAnswer { .. }) if again && self.backend.verdict.doubt() => {
+                        again = false;
+                        continue;
+                    }
+                    session => session?,
+                };
+                let last = forward(emit, session.call(call)).await;
                 return last.ok_or_else(|| shared.options.outcome_unknown("no answer"));
             }
             if call.request.method() == method::SET_LEVEL {
@@ -242,7 +260,10 @@ impl Conversation for Resolving {
         self.backend.shared.tasks.spawn("listen to backend", async move {
             match resolving.backend.era(&resolving.client).await {
                 Ok(Era::Modern) => {}
-                Ok(legacy) => resolving.session(&legacy).listen(),
+                Ok(legacy) => match resolving.session(&legacy).await {
+                    Ok(session) => session.listen(),
+                    Err(fault) => tracing::debug!(error.code = fault.code(), "not listening: {fault}"),
+                },
                 Err(fault) => {
                     let name = &resolving.backend.shared.options.name;
                     tracing::warn!(backend.name = %name, error.code = fault.code(), "not listening: {fault}");

@@ -77,11 +77,6 @@ pub(crate) fn speaks(answer: &Message) -> bool {
     supports(answer, |version| version == VERSION) || is_modern_error(answer)
 }
 
-/// Whether the answer to `server/discover` names a version with sessions too.
-pub(crate) fn has_sessions_too(answer: &Message) -> bool {
-    supports(answer, ProtocolVersion::has_initialize)
-}
-
 fn supports(answer: &Message, wanted: impl Fn(ProtocolVersion) -> bool) -> bool {
     let versions = answer.raw(Field::Result).and_then(|result| json::member(result, "supportedVersions"));
     let versions = versions.and_then(|raw| json::elements(raw).ok()).unwrap_or_default();

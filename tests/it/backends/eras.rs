@@ -55,9 +55,9 @@ async fn r114_a_legacy_verdict_expires_and_an_upgrade_is_noticed() {
         backend.requests_of("tools/call").last().unwrap().header("mcp-method") == "tools/call"
     })
     .await;
-    // New sessions are stateless at the backend, and old ones go on.
+    // New sessions are sessions at a backend that speaks both, and old ones go on.
     assert_eq!(text(&gateway.session().await.tool("echo", json!({})).await), "ok");
-    assert_eq!(backend.requests_of("tools/call").last().unwrap().header("mcp-method"), "tools/call");
+    assert_eq!(backend.requests_of("tools/call").last().unwrap().header("mcp-session-id"), "s");
     assert_eq!(text(&session.tool("echo", json!({})).await), "ok");
 }
 

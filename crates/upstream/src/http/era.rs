@@ -1,5 +1,6 @@
 //! Finding out what a backend speaks (MCP 2026-07-28, versioning; `transports` § Backward Compatibility).
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use drawbridge_core::{Client, Fault, Principal};
@@ -19,7 +20,7 @@ pub(super) enum Era {
     Modern,
     /// Sessions over Streamable HTTP.
     Legacy,
-    /// Both of these on one URL.
+    /// Stateless, and perhaps sessions on the same URL: until it has refused a handshake.
     Both,
     /// Sessions over HTTP+SSE.
     Sse,
@@ -30,6 +31,8 @@ pub(super) struct Verdict {
     pinned: Option<Era>,
     ttl: Duration,
     found: Mutex<Option<(Era, Instant)>>,
+    /// A server that answers statelessly has refused a handshake; it is not tried again.
+    refuses_sessions: AtomicBool,
     asking: tokio::sync::Mutex<()>,
 }
 
@@ -45,7 +48,13 @@ impl Verdict {
             (_, EraChoice::Modern) => Some(Era::Modern),
             _ => None,
         };
-        Self { pinned, ttl: options.era_ttl, found: Mutex::new(None), asking: tokio::sync::Mutex::default() }
+        Self {
+            pinned,
+            ttl: options.era_ttl,
+            found: Mutex::new(None),
+            refuses_sessions: AtomicBool::new(false),
+            asking: tokio::sync::Mutex::default(),
+        }
     }
 
     fn fresh(&self) -> Option<Era> {
@@ -64,7 +73,10 @@ impl Verdict {
         if let Some(era) = self.fresh() {
             return Ok(era);
         }
-        let era = ask(shared, transport).await?;
+        let era = match ask(shared, transport).await? {
+            Era::Both if self.refuses_sessions.load(Ordering::Relaxed) => Era::Modern,
+            era => era,
+        };
         tracing::info!(backend.name = %shared.options.name, era = ?era, "backend probed");
         *self.found.lock() = Some((era, Instant::now()));
         Ok(era)
@@ -83,6 +95,7 @@ impl Verdict {
             _ if self.pinned.is_some() => false,
             Some((Era::Both, at)) => {
                 *found = Some((Era::Modern, at));
+                self.refuses_sessions.store(true, Ordering::Relaxed);
                 true
             }
             Some((_, at)) if at.elapsed() > Duration::from_secs(1) => {
@@ -137,8 +150,8 @@ async fn ask(shared: &Shared, transport: TransportChoice) -> Result<Era, Fault> 
     let answer = tokio::time::timeout(PROBE_TIME, asked).await.map_err(|_| late())?;
     match answer {
         Ok(Answer::Message(_, message)) if modern::speaks(&message) => {
-            let both = shared.options.era == EraChoice::Auto && modern::has_sessions_too(&message);
-            Ok(if both { Era::Both } else { Era::Modern })
+            // Servers of both eras do not list the versions with sessions, so only trying a handshake can tell.
+            Ok(Era::Both)
         }
         // An error in JSON-RPC comes from a server on this very URL.
         Ok(Answer::Message(_, message)) if message.error_code() != code::METHOD_NOT_FOUND => Ok(Era::Legacy),
