@@ -72,7 +72,7 @@ pub struct ServeArgs {
     /// How callers prove who they are; this release has `none`.
     #[arg(long, value_name = "MODE", env = "DRAWBRIDGE_AUTH")]
     pub auth: Option<AuthMode>,
-    /// Name of this instance in logs and metrics.
+    /// Name of this instance in the log.
     #[arg(long, value_name = "NAME", env = "DRAWBRIDGE_INSTANCE_ID")]
     pub instance_id: Option<String>,
 }

@@ -82,6 +82,9 @@ impl Gateway {
             gateway.serve_probes(listener)?;
         }
         gateway.sweep_now_and_then();
+        let name =
+            gateway.config.instance_id.clone().unwrap_or_else(|| format!("pid-{}", std::process::id()));
+        tracing::info!(instance.id = name, public = %gateway.public, admin = %gateway.admin, "started");
         Ok(gateway)
     }
 

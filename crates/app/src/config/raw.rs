@@ -19,7 +19,7 @@ use super::value::{ByteSize, SecretSource, Span};
 #[serde(deny_unknown_fields)]
 #[schemars(title = "Drawbridge configuration")]
 pub(super) struct File {
-    /// Name of this instance in logs and metrics; made up at each start where absent.
+    /// Name of this instance in the log; made up at each start where absent.
     #[schemars(regex(pattern = r"^[A-Za-z0-9._-]{1,64}$"))]
     pub(super) instance_id: Option<String>,
     /// The listener for MCP clients.
@@ -76,7 +76,7 @@ pub(super) struct Admin {
     /// Address and port; default `127.0.0.1:9090`.
     #[schemars(extend("pattern" = "^([0-9]{1,3}(\\.[0-9]{1,3}){3}|\\[[0-9a-fA-F:.]+\\]):[0-9]{1,5}$"))]
     pub(super) listen: Option<SocketAddr>,
-    /// A further address for `/healthz`, `/readyz` and `/metrics` alone.
+    /// A further address for `/healthz` and `/readyz` alone.
     #[schemars(extend("pattern" = "^([0-9]{1,3}(\\.[0-9]{1,3}){3}|\\[[0-9a-fA-F:.]+\\]):[0-9]{1,5}$"))]
     pub(super) probes: Option<SocketAddr>,
 }
@@ -218,9 +218,9 @@ pub(super) struct Drain {
 pub(super) struct Outbound {
     /// PEM files with certificate authorities to trust besides those of the system.
     pub(super) ca_bundle: Option<Paths>,
-    /// Proxy for backends; by default `HTTPS_PROXY`, `HTTP_PROXY` and `NO_PROXY` are honoured.
+    /// Proxy for `https` backends; by default `HTTPS_PROXY` and `NO_PROXY` are honoured.
     pub(super) proxy: Option<Proxy>,
-    /// Private networks that URLs named by others may point into, as CIDR.
+    /// Private networks that URLs named by others may point into, as CIDR; this release follows no such URL.
     pub(super) allow_networks: Option<Vec<String>>,
 }
 
@@ -250,7 +250,7 @@ pub(super) enum Proxy {
 pub(super) enum ProxyWord {
     /// No proxy, whatever the environment says.
     None,
-    /// As `HTTPS_PROXY`, `HTTP_PROXY` and `NO_PROXY` say; the default.
+    /// As `HTTPS_PROXY` and `NO_PROXY` say; the default.
     Environment,
 }
 
