@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The official conformance suite, against our everything server through the gateway.
-#   server-suite.sh [--ci] [VERSION ...]     235 checks: 83 at 2025-11-25 on /mcp/legacy, 152 at 2026-07-28 on /mcp/modern
+#   server-suite.sh [--ci] [VERSION ...]     236 checks: 84 at 2025-11-25 on /mcp/legacy, 152 at 2026-07-28 on /mcp/modern
 #   server-suite.sh --direct [URL]           the same without a gateway (236, see README.md), or against any URL
 #   EXTENSIONS=1   also the tasks and skills extensions, at 2026-07-28: 324 in all
 #   CROSS=1        each version against the backend of the *other* era (bridging; not all checks can pass)

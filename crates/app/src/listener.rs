@@ -124,6 +124,7 @@ async fn serve(
     server
         .http2()
         .timer(TokioTimer::new())
+        .keep_alive_interval(Some(HEADER_TIME))
         .max_header_list_size(u32::try_from(max_header_bytes).unwrap_or(u32::MAX));
     loop {
         let stream = tokio::select! {
@@ -147,6 +148,14 @@ async fn serve(
 async fn connection(server: auto::Builder<TokioExecutor>, stream: TcpStream, front: Front, tasks: Tasks) {
     // Answers are written whole; waiting for more would only delay them.
     let _ = stream.set_nodelay(true);
+    // The server's own timers start with the first byte.
+    let begun = tokio::select! {
+        begun = tokio::time::timeout(HEADER_TIME, stream.readable()) => begun.is_ok(),
+        () = tasks.draining() => false,
+    };
+    if !begun {
+        return;
+    }
     let service = service_fn(move |request: Request<Incoming>| {
         let front = front.clone();
         // Boxed, so that a connection with an open stream does not keep room for a request's whole way.

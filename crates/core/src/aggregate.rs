@@ -186,7 +186,7 @@ async fn ask_in_turn(errand: Errand) -> Result<Events, Fault> {
         let said = async {
             loop {
                 match events.next().await {
-                    Some(Event::Begun) => {}
+                    Some(Event::Begun | Event::Paused(_)) => {}
                     event => return event,
                 }
             }
@@ -270,7 +270,7 @@ fn listen_to_all(errand: &Errand) -> Events {
                     early.push(event);
                 }
             }
-            Event::Begun => {}
+            Event::Begun | Event::Paused(_) => {}
             event if waiting > 0 => early.push(event),
             event => out.push(event),
         }

@@ -15,6 +15,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use bytes::Bytes;
 use drawbridge_wire::{Kind, Message};
@@ -45,6 +46,9 @@ pub type Events = Pin<Box<dyn Stream<Item = Event> + Send>>;
 pub enum Event {
     /// The backend answers with a stream, so it may take its time and have more to say before the answer.
     Begun,
+    /// The backend has let go of its stream and goes on later: a client that can come back may do so after this
+    /// long, and its connection is free meanwhile.
+    Paused(Duration),
     /// A notification for the client.
     Notify(Message),
     /// The backend wants something from the client. Terminal if it says [`Resume::State`].
@@ -63,7 +67,7 @@ impl Event {
         match self {
             Self::Done(_) | Self::Fail(_) => true,
             Self::Asks(round) => matches!(round.resume, Resume::State(_)),
-            Self::Begun | Self::Notify(_) | Self::Withdraw(_) => false,
+            Self::Begun | Self::Paused(_) | Self::Notify(_) | Self::Withdraw(_) => false,
         }
     }
 }

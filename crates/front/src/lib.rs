@@ -158,7 +158,7 @@ impl Inner {
                 legacy::http::delete(&self, &endpoint, &head.headers)
             }
             (Transport::Sse, &Method::GET) => legacy::sse::open(&self, &route, &endpoint, &head.headers),
-            (Transport::Messages, &Method::POST) => legacy::sse::post(&self, &head, body).await,
+            (Transport::Messages, &Method::POST) => legacy::sse::post(&self, &endpoint, &head, body).await,
             _ => Err(Refusal::status(StatusCode::METHOD_NOT_ALLOWED, "method not allowed here")),
         }
     }

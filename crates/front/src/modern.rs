@@ -96,7 +96,7 @@ async fn discover(
 ) -> Result<Response<Body>, Refusal> {
     let id = request.id();
     let description = endpoint.describe(client).await.map_err(|fault| {
-        tracing::warn!(error.code = fault.code(), "discover: {fault}");
+        tracing::warn!(error.code = fault.code(), error.message = ?fault.to_string(), "discover failed");
         Refusal::fault(id.clone(), &fault)
     })?;
     let versions: Vec<String> = ProtocolVersion::ALL.iter().rev().map(|v| format!("\"{v}\"")).collect();

@@ -212,7 +212,7 @@ impl Pipe {
     async fn shake_hands(self: &Arc<Self>, connection: &Arc<Connection>) -> Result<(), Fault> {
         let number = self.next_number();
         let request = legacy::initialize(&Id::from_number(number), &self.client);
-        let (_slot, _events, done) = Slot::take(self, connection, number, None, false);
+        let (slot, _events, done) = Slot::take(self, connection, number, None, false);
         let answer = async {
             connection.sender.send(request.bytes().clone()).await?;
             match done.await {
@@ -223,6 +223,8 @@ impl Pipe {
         };
         let late = || self.options.late(Deadline::Start);
         let answer = tokio::time::timeout(self.options.start_timeout, answer).await.map_err(|_| late())??;
+        // A handshake must not be cancelled, and this one is done.
+        slot.forget();
         let handshake = legacy::handshake(&answer, &self.client, &self.options)?;
         *connection.handshake.lock() = Some(handshake);
         connection.sender.send(legacy::initialized().bytes().clone()).await?;

@@ -192,6 +192,11 @@ pub fn encode_priming(id: &str, retry_ms: Option<u64>) -> Bytes {
     Bytes::from(format!("id: {id}\n{retry}data: \n\n"))
 }
 
+/// Tells the client after how many milliseconds to come back once the stream has ended.
+pub fn encode_retry(retry_ms: u128) -> Bytes {
+    Bytes::from(format!("retry: {retry_ms}\n\n"))
+}
+
 fn break_lines(piece: &Bytes) -> Bytes {
     let mut out = BytesMut::with_capacity(piece.len() + 64);
     let mut rest = &piece[..];

@@ -305,7 +305,7 @@ async fn changes_of_the_clients_roots_reach_the_backend() {
 }
 
 #[tokio::test]
-async fn a_stream_that_the_backend_closes_after_an_event_with_an_id_is_taken_up_again() {
+async fn a_stream_that_the_backend_closes_is_taken_up_again_and_the_client_is_let_go_meanwhile() {
     let gets = Arc::new(Mutex::new(Vec::new()));
     let seen = gets.clone();
     let backend = Backend::start(move |r| {
@@ -339,7 +339,15 @@ async fn a_stream_that_the_backend_closes_after_an_event_with_an_id_is_taken_up_
     .await;
     let gateway = in_front_of(&backend, "era: legacy", "").await;
     let session = gateway.session().await;
-    assert_eq!(text(&session.tool("anything", json!({})).await), "resumed");
+    let mut stream = session.request("tools/call", json!({ "name": "anything", "arguments": {} })).await;
+    let (mut last, mut retry) = (None, None);
+    while let Some(event) = stream.event().await {
+        last = event.id.map(|id| String::from_utf8_lossy(&id).into_owned()).or(last);
+        retry = event.retry.or(retry);
+    }
+    assert_eq!(retry, Some(20), "the client is told when to come back");
+    let answer = session.get(last.as_deref()).await.message().await;
+    assert_eq!(answer["result"], text_result("resumed"));
     assert_eq!(backend.count("tools/call"), 1);
     assert_eq!(streams_of_sessions(&backend), 2);
 }

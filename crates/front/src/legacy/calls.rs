@@ -67,7 +67,9 @@ impl Stream for CallMessages {
                     None => return Poll::Ready(None),
                 },
             };
-            if matches!(event, Event::Begun) && !this.session.client().version.primes_streams() {
+            if matches!(event, Event::Begun | Event::Paused(_))
+                && !this.session.client().version.primes_streams()
+            {
                 // Without an event to resume from there is nothing to gain from an early stream.
                 continue;
             }
@@ -172,13 +174,7 @@ impl Held {
             self.hand_over();
             return Poll::Ready(None);
         }
-        let streaming = self.log.is_some();
-        let next = loop {
-            match running.calls.poll_next_unpin(cx) {
-                Poll::Ready(Some(out)) if streaming && out.payload.is_empty() => {}
-                next => break next,
-            }
-        };
+        let next = running.calls.poll_next_unpin(cx);
         if let Poll::Ready(None) = next {
             self.running = None;
             if let Some(log) = &self.log {
@@ -212,10 +208,19 @@ impl Drop for Held {
     }
 }
 
-/// The rest of held calls as a stream of events.
+/// The rest of held calls as a stream of events. Where the backend has let go of its stream, so does this one: the
+/// calls go on without it, and the client comes back for the rest (MCP 2025-11-25, transports § polling).
 pub(super) fn stream_of(mut held: Held) -> crate::stream::Source {
     Box::pin(futures_util::stream::poll_fn(move |cx| {
-        let next = std::task::ready!(held.poll_message(cx));
-        Poll::Ready(next.map(|out| held.write(out.payload)))
+        loop {
+            let Some(out) = std::task::ready!(held.poll_message(cx)) else { return Poll::Ready(None) };
+            if let Some(delay) = out.pause.filter(|_| held.log.is_some()) {
+                held.hand_over();
+                return Poll::Ready(Some(Payload::from(sse::encode_retry(delay.as_millis()))));
+            }
+            if !out.payload.is_empty() {
+                return Poll::Ready(Some(held.write(out.payload)));
+            }
+        }
     }))
 }

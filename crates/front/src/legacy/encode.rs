@@ -1,5 +1,7 @@
 //! Events as messages to a client with a session.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use drawbridge_core::call::{Event, Reply, Resume, Shape};
 use drawbridge_core::{Client, Conversing as _, Fault};
@@ -39,15 +41,18 @@ pub(super) struct Out {
     pub(super) payload: Payload,
     /// Nothing follows.
     pub(super) terminal: bool,
+    /// The client may go and come back after this long.
+    pub(super) pause: Option<Duration>,
 }
 
 /// The messages that an event of a call is to the client.
 pub(super) fn event(session: &Session, call: &InFlight, method: &str, event: Event) -> SmallVec<[Out; 1]> {
-    let more = |payload| Out { payload, terminal: false };
-    let last = |payload| Out { payload, terminal: true };
+    let more = |payload| Out { payload, terminal: false, pause: None };
+    let last = |payload| Out { payload, terminal: true, pause: None };
     let one = |out| SmallVec::from_iter([out]);
     match event {
         Event::Begun => one(more(Payload::default())),
+        Event::Paused(delay) => one(Out { pause: Some(delay), ..more(Payload::default()) }),
         Event::Notify(message) => one(more(Payload::from(notification(&message)))),
         Event::Withdraw(key) => {
             let known = session.withdraw(key).then(|| more(Payload::from(withdrawal(&session.ask_id(key)))));
@@ -68,7 +73,7 @@ pub(super) fn event(session: &Session, call: &InFlight, method: &str, event: Eve
         Event::Fail(fault) => {
             tracing::warn!(
                 error.code = fault.code(), mcp.method = method, rpc.id = ?call.id.literal(), client = %session.client().principal.as_str(),
-                "call failed: {fault}"
+                error.message = ?fault.to_string(), "call failed"
             );
             one(last(failure(call, &fault)))
         }

@@ -26,6 +26,12 @@ fn session_of(inner: &Inner, endpoint: &Arc<Endpoint>, id: &str) -> Result<Arc<S
     found.ok_or_else(|| Refusal::not_found("session not found; initialize again"))
 }
 
+/// The session id that a request names. One that can't be read is no good, and not the same as none.
+fn session_id(headers: &HeaderMap) -> Result<Option<&str>, Refusal> {
+    let unreadable = || Refusal::not_found("session not found; initialize again");
+    headers.get(header::SESSION_ID).map(|value| value.to_str().map_err(|_| unreadable())).transpose()
+}
+
 /// The same, kept on this instance.
 fn kept_session(inner: &Inner, id: &str, session: Arc<Session>) -> Result<Arc<Session>, Refusal> {
     inner.legacy.keep(id, session).map_err(|fault| Refusal::unavailable(&fault))
@@ -55,7 +61,7 @@ pub(crate) async fn post(
     {
         return initialize(inner, endpoint, message).await;
     }
-    let Some(id) = reply::text(&head.headers, header::SESSION_ID) else {
+    let Some(id) = session_id(&head.headers)? else {
         return without_session(inner, endpoint, head, incoming).await;
     };
     let session = session_of(inner, endpoint, id)?;
@@ -76,6 +82,9 @@ fn no_batches() -> Refusal {
     let error = RpcError::new(code::INVALID_REQUEST, "batches are not part of this protocol version");
     Refusal::rpc(StatusCode::BAD_REQUEST, None, error)
 }
+
+/// What a client may say about itself, in bytes: it is kept for as long as its session.
+const MAX_DECLARED_BYTES: usize = 64 * 1024;
 
 /// Answers `initialize` and hands out a session id. Nothing is stored.
 pub(super) async fn initialize(
@@ -112,8 +121,14 @@ pub(super) async fn agree(
         info: object(Field::ClientInfo),
         answers: Answers::Live,
     });
+    let declared = client.capabilities.len() + client.info.as_ref().map_or(0, Bytes::len);
+    if declared > MAX_DECLARED_BYTES {
+        return Err(bad(&format!(
+            "\"capabilities\" and \"clientInfo\" have more than {MAX_DECLARED_BYTES} bytes"
+        )));
+    }
     let description = endpoint.describe(&client).await.map_err(|fault| {
-        tracing::warn!(error.code = fault.code(), "initialize: {fault}");
+        tracing::warn!(error.code = fault.code(), error.message = ?fault.to_string(), "initialize failed");
         Refusal::fault(id.clone(), &fault)
     })?;
     let version = json::encode_string(client.version.as_str());
@@ -302,7 +317,7 @@ async fn respond(
     let all_terminal = async {
         loop {
             match std::future::poll_fn(|cx| held.poll_message(cx)).await {
-                Some(Out { payload, terminal: true }) => {
+                Some(Out { payload, terminal: true, .. }) => {
                     ready.push(payload);
                     if ready.len() == count {
                         return Some(true);
@@ -392,7 +407,7 @@ pub(crate) async fn get(
     if !reply::accepts(headers, "text/event-stream") {
         return Err(Refusal::status(StatusCode::NOT_ACCEPTABLE, "Accept must list text/event-stream"));
     }
-    let Some(id) = reply::text(headers, header::SESSION_ID) else {
+    let Some(id) = session_id(headers)? else {
         return Err(Refusal::status(
             StatusCode::METHOD_NOT_ALLOWED,
             "a stream needs the Mcp-Session-Id that initialize hands out; clients of 2024-11-05 use the path ending in /sse",
@@ -442,7 +457,7 @@ pub(crate) fn delete(
     headers: &HeaderMap,
 ) -> Result<Response<Body>, Refusal> {
     check_version(headers)?;
-    let Some(id) = reply::text(headers, header::SESSION_ID) else {
+    let Some(id) = session_id(headers)? else {
         return Err(Refusal::status(StatusCode::BAD_REQUEST, "the Mcp-Session-Id header is missing"));
     };
     let session = session_of(inner, endpoint, id)?;

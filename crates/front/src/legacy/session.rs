@@ -392,7 +392,7 @@ impl Unsolicited for Session {
                 self.standalone_waker.wake();
                 return;
             }
-            Event::Begun | Event::Done(_) | Event::Fail(_) => {}
+            Event::Begun | Event::Paused(_) | Event::Done(_) | Event::Fail(_) => {}
         }
         drop(state);
         self.standalone_waker.wake();

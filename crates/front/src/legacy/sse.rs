@@ -120,10 +120,16 @@ pub(crate) fn open(
 }
 
 /// Takes a message. What it leads to comes on the stream.
-pub(crate) async fn post(inner: &Arc<Inner>, head: &Parts, body: Body) -> Result<Response<Body>, Refusal> {
+pub(crate) async fn post(
+    inner: &Arc<Inner>,
+    endpoint: &Arc<Endpoint>,
+    head: &Parts,
+    body: Body,
+) -> Result<Response<Body>, Refusal> {
     let query = head.uri.query().unwrap_or_default();
     let id = url::form_urlencoded::parse(query.as_bytes()).find(|(key, _)| key == "sessionId");
     let connection = id.and_then(|(_, id)| inner.legacy.connections.0.lock().get(id.as_ref()).cloned());
+    let connection = connection.filter(|c| Arc::ptr_eq(&c.endpoint, endpoint));
     let connection = connection.ok_or_else(|| Refusal::not_found("session not found; connect again"))?;
     let text = body::read(body, inner.options.max_body_bytes).await?;
     let message = match Incoming::parse(text, 1).map_err(|e| Refusal::invalid(&e))? {

@@ -51,7 +51,7 @@ impl Encoder {
         let out = |payload, terminal| Some(Out { payload, status: StatusCode::OK, terminal });
         match event {
             Event::Notify(message) => out(self.notification(&message)?, false),
-            Event::Begun | Event::Withdraw(_) => None,
+            Event::Begun | Event::Paused(_) | Event::Withdraw(_) => None,
             Event::Asks(round) => match round.resume {
                 Resume::Live => {
                     refuse(*round);
@@ -62,7 +62,7 @@ impl Encoder {
             Event::Done(reply) if reply.is_error() => Some(self.error(&reply)),
             Event::Done(reply) => out(self.result(&reply), true),
             Event::Fail(fault) => {
-                tracing::warn!(error.code = fault.code(), "call failed: {fault}");
+                tracing::warn!(error.code = fault.code(), error.message = ?fault.to_string(), "call failed");
                 let error = fault.to_rpc_error();
                 let status = status_of(error.code);
                 let payload = Payload::from(error.to_message(Some(&self.id)).bytes().clone());

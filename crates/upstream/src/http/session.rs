@@ -270,6 +270,7 @@ impl HttpSession {
             let lost = || options.outcome_unknown("its stream ended without an answer");
             let (last, delay) = stream.resumption().filter(|_| empty < MAX_EMPTY_RESUMES).ok_or_else(lost)?;
             empty += 1;
+            emit.emit(Event::Paused(delay)).await;
             tokio::time::sleep(delay).await;
             let mut headers = opened.headers();
             headers.push((LAST_EVENT_ID, HeaderValue::from_maybe_shared(last).map_err(|_| lost())?));
