@@ -86,6 +86,10 @@ impl ProcessCap {
     }
 }
 
+/// A call waits this long for a program that has failed to be tried again; longer, and it is told at once what was
+/// wrong, so that a program which can't start does not slow down those beside it.
+const MAX_PAUSE: Duration = Duration::from_secs(2);
+
 /// Starts processes and remembers how that went.
 struct Launcher {
     spec: Spec,
@@ -161,7 +165,7 @@ impl Launcher {
             let wait = trouble.not_before.map(|at| at.saturating_duration_since(Instant::now()));
             (wait.unwrap_or_default(), trouble.last.clone())
         };
-        if wait > self.limits.queue_timeout {
+        if wait > self.limits.queue_timeout.min(MAX_PAUSE) {
             return Err(self.not_started(format!("{last}; next try in {} s", wait.as_secs())));
         }
         tokio::time::sleep(wait).await;
