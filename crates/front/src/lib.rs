@@ -180,6 +180,9 @@ impl Inner {
     }
 }
 
+/// What a client may say about itself, in bytes: it is kept for as long as its session.
+pub(crate) const MAX_DECLARED_BYTES: usize = 64 * 1024;
+
 /// The most messages in a batch.
 const MAX_BATCH: usize = 100;
 

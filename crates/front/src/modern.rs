@@ -217,13 +217,13 @@ fn stream_of(
 
 /// The client of a checked request.
 fn client_of(message: &Message) -> Client {
+    let copy = |field| message.raw(field).map(Bytes::copy_from_slice);
     Client {
         principal: Principal::anonymous(),
         version: ProtocolVersion::V2026_07_28,
-        capabilities: message
-            .slice(Field::MetaClientCapabilities)
-            .unwrap_or_else(|| Bytes::from_static(b"{}")),
-        info: message.slice(Field::MetaClientInfo),
+        // Copies: both may be kept with a shared session, and a slice would keep the whole body.
+        capabilities: copy(Field::MetaClientCapabilities).unwrap_or_else(|| Bytes::from_static(b"{}")),
+        info: copy(Field::MetaClientInfo),
         answers: Answers::ByRetry,
     }
 }

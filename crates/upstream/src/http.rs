@@ -219,7 +219,7 @@ impl Resolving {
                 return last.ok_or_else(|| shared.options.outcome_unknown("no answer"));
             }
             if call.request.method() == method::SET_LEVEL {
-                *self.level.lock() = call.request.slice(Field::Level);
+                *self.level.lock() = call.request.raw(Field::Level).map(bytes::Bytes::copy_from_slice);
             }
             let level = self.level.lock().clone();
             match stateless::run(shared, emit, &call, level.as_ref()).await {

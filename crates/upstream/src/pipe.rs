@@ -333,12 +333,14 @@ impl Pipe {
             legacy::Incoming::Asked(event, id, answer) => {
                 let (pipe, connection_) = (self.clone(), connection.clone());
                 self.tasks.spawn("answer ask", async move {
-                    let answer = connection_.gone.run_until_cancelled(legacy::answer(&id, answer)).await;
-                    if let Some(text) = answer
-                        && let Err(fault) = connection_.sender.send(text).await
-                    {
-                        tracing::warn!(backend.name = %pipe.options.name, error.code = fault.code(), "an answer was not delivered: {fault}");
-                    }
+                    let deliver = async {
+                        let text = legacy::answer(&id, answer).await;
+                        if let Err(fault) = connection_.sender.send(text).await {
+                            tracing::warn!(backend.name = %pipe.options.name, error.code = fault.code(), error.message = ?fault.to_string(), "an answer was not delivered");
+                        }
+                    };
+                    // A backend that does not read ends the wait with its connection.
+                    connection_.gone.run_until_cancelled(deliver).await;
                 });
                 let only = only_call(&connection.calls.lock());
                 match only {
@@ -407,7 +409,7 @@ impl Pipe {
     ) -> Result<Event, Fault> {
         if self.dialect == Dialect::Modern {
             if call.request.method() == method::SET_LEVEL {
-                *self.level.lock() = call.request.slice(Field::Level);
+                *self.level.lock() = call.request.raw(Field::Level).map(Bytes::copy_from_slice);
             }
             if let Some(event) = modern::local_answer(&call.request) {
                 return Ok(event);

@@ -10,6 +10,8 @@ use parking_lot::Mutex;
 #[derive(Debug, Default)]
 pub(crate) struct Restore(Mutex<Vec<Message>>);
 
+/// A larger request is not remembered; a level or a URI needs far less.
+const MAX_MESSAGE_BYTES: usize = 16 * 1024;
 /// A session with more subscriptions than this gets only the latest back.
 const MAX_MESSAGES: usize = 256;
 
@@ -21,9 +23,11 @@ impl Restore {
             method.as_ref(),
             method::SET_LEVEL | method::RESOURCES_SUBSCRIBE | method::RESOURCES_UNSUBSCRIBE
         );
-        if !relevant || reply.is_error() {
+        if !relevant || reply.is_error() || request.bytes().len() > MAX_MESSAGE_BYTES {
             return;
         }
+        // A copy: the request may be a slice of a whole batch.
+        let Ok(request) = &Message::parse(Bytes::copy_from_slice(request.bytes())) else { return };
         let mut messages = self.0.lock();
         let uri = request.text(Field::Uri);
         messages.retain(|m| match method.as_ref() {

@@ -15,10 +15,10 @@ use super::calls::{self, CallMessages, Held, Log, Running};
 use super::encode::Out;
 use super::session::{STANDALONE, Session};
 use super::{handle, resume};
-use crate::Inner;
 use crate::modern::Sessionless;
 use crate::reply::{self, Refusal};
 use crate::stream::{EventBody, StreamPermit};
+use crate::{Inner, MAX_DECLARED_BYTES};
 
 /// The session that a request names; the same words for every id that is no good.
 fn session_of(inner: &Inner, endpoint: &Arc<Endpoint>, id: &str) -> Result<Arc<Session>, Refusal> {
@@ -83,9 +83,6 @@ fn no_batches() -> Refusal {
     Refusal::rpc(StatusCode::BAD_REQUEST, None, error)
 }
 
-/// What a client may say about itself, in bytes: it is kept for as long as its session.
-const MAX_DECLARED_BYTES: usize = 64 * 1024;
-
 /// Answers `initialize` and hands out a session id. Nothing is stored.
 pub(super) async fn initialize(
     inner: &Inner,
@@ -113,7 +110,8 @@ pub(super) async fn agree(
     };
     let requested =
         request.text(Field::ProtocolVersion).ok_or_else(|| bad("\"protocolVersion\" must be a string"))?;
-    let object = |field| request.slice(field).filter(|raw: &Bytes| raw.starts_with(b"{"));
+    // Copies: a slice would keep the whole body for as long as the session.
+    let object = |field| request.raw(field).filter(|raw| raw.starts_with(b"{")).map(Bytes::copy_from_slice);
     let client = Arc::new(Client {
         principal: Principal::anonymous(),
         version: ProtocolVersion::negotiate(&requested),

@@ -8,7 +8,7 @@ use http::{HeaderMap, StatusCode};
 
 use super::client_of;
 use crate::reply::{self, Refusal};
-use crate::unsupported_version;
+use crate::{MAX_DECLARED_BYTES, unsupported_version};
 
 /// Methods of the legacy era, which do not exist here.
 const REMOVED: [&str; 7] = [
@@ -54,6 +54,13 @@ pub(super) fn request(message: &Message, headers: &HeaderMap) -> Result<Client, 
             code::INVALID_PARAMS,
             "params._meta lacks the object io.modelcontextprotocol/clientCapabilities",
         )));
+    }
+    let declared = [Field::MetaClientCapabilities, Field::MetaClientInfo];
+    if declared.iter().filter_map(|field| message.raw(*field)).map(<[u8]>::len).sum::<usize>()
+        > MAX_DECLARED_BYTES
+    {
+        let what = format!("clientCapabilities and clientInfo have more than {MAX_DECLARED_BYTES} bytes");
+        return Err(bad(RpcError::new(code::INVALID_PARAMS, what)));
     }
     if named.is_none() {
         return Err(mismatch("the MCP-Protocol-Version header is missing"));
