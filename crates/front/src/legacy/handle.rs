@@ -105,11 +105,11 @@ impl Handles {
         hash.update(client.info.as_deref().unwrap_or_default());
         let name: String = hash.finalize()[..16].iter().map(|b| format!("{b:02x}")).collect();
         let mut bulk = self.bulk.lock();
-        let bytes: usize = bulk.values().map(Bulk::len).sum();
-        if (bulk.len() >= MAX_BULK || bytes > MAX_BULK_BYTES)
+        let mut bytes: usize = bulk.values().map(Bulk::len).sum();
+        while (bulk.len() >= MAX_BULK || bytes > MAX_BULK_BYTES)
             && let Some(oldest) = bulk.iter().min_by_key(|(_, b)| b.used).map(|(name, _)| name.clone())
         {
-            bulk.remove(&oldest);
+            bytes -= bulk.remove(&oldest).map_or(0, |gone| gone.len());
         }
         let (capabilities, info) = (client.capabilities.clone(), client.info.clone());
         bulk.insert(name.clone(), Bulk { capabilities, info, used: Instant::now() });
