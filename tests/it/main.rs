@@ -8,6 +8,8 @@ mod backend;
 #[cfg(test)]
 mod backends;
 #[cfg(test)]
+mod bridge;
+#[cfg(test)]
 mod command_line;
 #[cfg(test)]
 mod docs;

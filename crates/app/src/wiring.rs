@@ -7,7 +7,7 @@ use anyhow::{Context as _, anyhow};
 use drawbridge_core::event_log::MemoryEventLog;
 use drawbridge_core::revocation::MemoryRevocations;
 use drawbridge_core::seal::{KeyRing, SealKey};
-use drawbridge_core::{Backend, BackendName, Endpoint, Tasks};
+use drawbridge_core::{Backend, BackendName, Endpoint, RoundOptions, Rounds, Tasks};
 use drawbridge_front::options::FrontOptions;
 use drawbridge_front::{Front, Parts};
 use drawbridge_upstream::http::Target;
@@ -62,13 +62,22 @@ pub fn wire(
     }
     let all: Vec<_> = backends.values().cloned().collect();
     let named = |name: &str| BackendName::parse(name).ok_or_else(|| anyhow!("\"{name}\" is not a name"));
-    let mut endpoints = vec![Arc::new(Endpoint::new(None, all.clone(), keys.clone()))];
+    let round_options = RoundOptions {
+        answer_timeout: config.limits.answer_timeout,
+        max_rounds: config.limits.max_rounds,
+        max_parked: config.limits.max_parked_calls,
+    };
+    // What a parked call still has to say goes to a backend, so it ends with the work there.
+    let rounds = Rounds::new(keys.clone(), round_options, work.backends.clone());
+    let make_endpoint =
+        |name, backends| Arc::new(Endpoint::new(name, backends, keys.clone(), rounds.clone()));
+    let mut endpoints = vec![make_endpoint(None, all.clone())];
     for (name, backend) in &backends {
-        endpoints.push(Arc::new(Endpoint::new(Some(named(name)?), vec![backend.clone()], keys.clone())));
+        endpoints.push(make_endpoint(Some(named(name)?), vec![backend.clone()]));
     }
     for (name, endpoint) in &config.endpoints {
         let behind = endpoint.backends.iter().filter_map(|b| backends.get(b.as_str()).cloned()).collect();
-        endpoints.push(Arc::new(Endpoint::new(Some(named(name)?), behind, keys.clone())));
+        endpoints.push(make_endpoint(Some(named(name)?), behind));
     }
     let events = Arc::new(MemoryEventLog::new(config.limits.event_log_bytes, config.limits.event_log_ttl));
     let revocations = Arc::new(MemoryRevocations::default());
@@ -76,6 +85,7 @@ pub fn wire(
         options: front_options(config),
         endpoints,
         keys,
+        rounds,
         events: events.clone(),
         revocations: revocations.clone(),
         tasks: work.clients.clone(),

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use drawbridge_wire::ProtocolVersion;
-use drawbridge_wire::json;
+use drawbridge_wire::message::Field;
+use drawbridge_wire::{Message, ProtocolVersion, json, method};
 
 /// Whom a request is from. Part of every handle, pool key and stream.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -78,16 +78,47 @@ impl Client {
 
     /// Whether a backend may ask this client something.
     pub fn can_be_asked(&self) -> bool {
-        ASKING.iter().any(|key| json::member(&self.capabilities, key).is_some())
+        ASKING.iter().any(|key| self.declared(key).is_some())
     }
 
-    /// The capabilities to declare to a backend whose asks come as `answers` says: all, or, where this client
-    /// can't answer that way, those that promise no answer.
+    /// What the client declares under `capability`, if its version has such a thing.
+    fn declared(&self, capability: &str) -> Option<&[u8]> {
+        let known = capability != "elicitation" || self.version.has_elicitation();
+        known.then(|| json::member(&self.capabilities, capability)).flatten()
+    }
+
+    /// Whether the client said that it answers `ask`: its kind, and the mode or the tools that it is about.
+    pub fn declares(&self, ask: &Message) -> bool {
+        let params = ask.raw(Field::Params).unwrap_or(b"{}");
+        match ask.method().as_ref() {
+            method::ELICITATION_CREATE => self.declared("elicitation").is_some_and(|modes| {
+                let has = |mode| json::member(modes, mode).is_some();
+                // No mode at all means forms.
+                if is_by_url(params) { has("url") } else { has("form") || !has("url") }
+            }),
+            method::SAMPLING_CREATE_MESSAGE => self.declared("sampling").is_some_and(|sampling| {
+                let with_tools =
+                    ["tools", "toolChoice"].iter().any(|key| json::member(params, key).is_some());
+                !with_tools || json::member(sampling, "tools").is_some()
+            }),
+            method::ROOTS_LIST => self.declared("roots").is_some(),
+            _ => false,
+        }
+    }
+
+    /// The capabilities to declare to a backend whose asks come as `answers` says. Where the client gives its answers
+    /// the other way, the engine turns one into the other; what only one way has is left out.
     pub fn capabilities_towards(&self, answers: Answers) -> Bytes {
         if self.answers == answers {
             return self.capabilities.clone();
         }
-        json::filter_members(&self.capabilities, |key| !ASKING.contains(&key) && !is_era_bound(key))
+        let members = json::members(&self.capabilities).unwrap_or_default();
+        let kept: Vec<(&str, Bytes)> = members
+            .iter()
+            .filter(|(key, _)| key != "tasks" && (key != "elicitation" || self.version.has_elicitation()))
+            .map(|(key, value)| (key.as_ref(), bridged(key, value)))
+            .collect();
+        json::object(kept.iter().map(|(key, value)| (*key, &value[..])))
     }
 
     /// The same client without the promise to handle tasks, for routes that can't tell whose task an id is.
@@ -106,28 +137,85 @@ impl Client {
 
 const TASKS_EXTENSION: &str = "io.modelcontextprotocol/tasks";
 
-/// Capabilities whose methods differ with how a client answers, so they hold on one side only.
-fn is_era_bound(key: &str) -> bool {
-    key == "tasks" || key == "extensions"
+/// A capability as it can be promised where asks come the other way.
+fn bridged(key: &str, value: &[u8]) -> Bytes {
+    let drop = match key {
+        // Nobody could be told.
+        "roots" => "listChanged",
+        "extensions" => TASKS_EXTENSION,
+        _ => return Bytes::copy_from_slice(value),
+    };
+    if value.starts_with(b"{") {
+        json::filter_members(value, |k| k != drop)
+    } else {
+        Bytes::copy_from_slice(value)
+    }
+}
+
+/// Whether an elicitation with these `params` wants a URL to be opened, instead of a form to be filled in.
+pub fn is_by_url(params: &[u8]) -> bool {
+    json::member(params, "mode").and_then(json::decode_string).as_deref() == Some("url")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    #[test]
-    fn a_client_that_answers_otherwise_promises_no_answers() {
-        let client = Client {
+    fn client(version: ProtocolVersion, capabilities: &'static str) -> Client {
+        Client {
             principal: Principal::anonymous(),
-            version: ProtocolVersion::V2025_11_25,
-            capabilities: Bytes::from_static(
-                br#"{"sampling":{},"experimental":{"x": 1},"elicitation":{"url":{}}}"#,
-            ),
+            version,
+            capabilities: Bytes::from_static(capabilities.as_bytes()),
             info: None,
             answers: Answers::Live,
-        };
+        }
+    }
+
+    #[test]
+    fn what_only_one_era_has_is_not_promised_to_the_other() {
+        let capabilities = r#"{"sampling":{},"tasks":{},"roots":{"listChanged":true},"elicitation":{"url":{}},"extensions":{"io.modelcontextprotocol/tasks":{},"a/b":{"x": 1}}}"#;
+        let client = client(ProtocolVersion::V2025_11_25, capabilities);
         assert!(client.can_be_asked());
-        assert_eq!(client.capabilities_towards(Answers::Live), client.capabilities);
-        assert_eq!(client.capabilities_towards(Answers::ByRetry), r#"{"experimental":{"x": 1}}"#);
+        assert_eq!(client.capabilities_towards(Answers::Live), capabilities);
+        assert_eq!(
+            client.capabilities_towards(Answers::ByRetry),
+            r#"{"sampling":{},"roots":{},"elicitation":{"url":{}},"extensions":{"a/b":{"x": 1}}}"#
+        );
+    }
+
+    #[test]
+    fn a_client_declares_what_its_version_has_in_the_modes_it_names() {
+        let ask = |method: &str, params: &str| {
+            Message::request(&drawbridge_wire::Id::from_number(1), method, params.as_bytes())
+        };
+        let form = ask("elicitation/create", r#"{"message":"?","requestedSchema":{}}"#);
+        let url = ask("elicitation/create", r#"{"mode":"url","message":"?","url":"https://x"}"#);
+        let sample = ask("sampling/createMessage", r#"{"messages":[]}"#);
+        let tools = ask("sampling/createMessage", r#"{"messages":[],"tools":[]}"#);
+        let roots = ask("roots/list", "{}");
+        for (version, capabilities, declared) in [
+            (ProtocolVersion::V2025_11_25, "{}", [false, false, false, false, false]),
+            (ProtocolVersion::V2025_11_25, r#"{"elicitation":{}}"#, [true, false, false, false, false]),
+            (
+                ProtocolVersion::V2025_11_25,
+                r#"{"elicitation":{"url":{}}}"#,
+                [false, true, false, false, false],
+            ),
+            (
+                ProtocolVersion::V2025_06_18,
+                r#"{"elicitation":{},"sampling":{}}"#,
+                [true, false, true, false, false],
+            ),
+            (
+                ProtocolVersion::V2025_03_26,
+                r#"{"elicitation":{},"roots":{}}"#,
+                [false, false, false, false, true],
+            ),
+            (ProtocolVersion::V2025_11_25, r#"{"sampling":{"tools":{}}}"#, [false, false, true, true, false]),
+        ] {
+            let client = client(version, capabilities);
+            let found = [&form, &url, &sample, &tools, &roots].map(|ask| client.declares(ask));
+            assert_eq!(found, declared, "{version} {capabilities}");
+        }
     }
 }

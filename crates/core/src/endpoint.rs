@@ -10,8 +10,9 @@ use futures_util::future::join_all;
 use crate::aggregate::Aggregate;
 use crate::backend::{Backend, BackendName, Conversation, Description};
 use crate::call::{Call, Events};
-use crate::client::Client;
+use crate::client::{Answers, Client};
 use crate::fault::Fault;
+use crate::rounds::{self, Rounds};
 use crate::seal::KeyRing;
 
 /// Whoever makes calls: a session, or a client without one.
@@ -28,6 +29,7 @@ pub struct Endpoint {
     name: Option<BackendName>,
     backends: Vec<Arc<dyn Backend>>,
     aggregate: Option<Aggregate>,
+    rounds: Arc<Rounds>,
 }
 
 impl std::fmt::Debug for Endpoint {
@@ -38,17 +40,37 @@ impl std::fmt::Debug for Endpoint {
 
 impl Endpoint {
     /// An endpoint called `name` (`None`: the default one) in front of `backends`.
-    pub fn new(name: Option<BackendName>, backends: Vec<Arc<dyn Backend>>, keys: Arc<KeyRing>) -> Self {
+    pub fn new(
+        name: Option<BackendName>,
+        backends: Vec<Arc<dyn Backend>>,
+        keys: Arc<KeyRing>,
+        rounds: Arc<Rounds>,
+    ) -> Self {
         let aggregate = (backends.len() > 1).then(|| {
             let names = backends.iter().map(|b| b.name().clone()).collect();
             Aggregate::new(name.as_ref().map(ToString::to_string).unwrap_or_default(), names, keys)
         });
-        Self { name, backends, aggregate }
+        Self { name, backends, aggregate, rounds }
     }
 
     /// Its name; `None` for the default endpoint.
     pub fn name(&self) -> Option<&BackendName> {
         self.name.as_ref()
+    }
+
+    /// Its name in handles and messages; empty for the default endpoint.
+    pub(crate) fn label(&self) -> String {
+        self.name.as_ref().map(ToString::to_string).unwrap_or_default()
+    }
+
+    /// The names of what is behind it, for messages.
+    pub(crate) fn backend_names(&self) -> String {
+        let names: Vec<_> = self.backends.iter().map(|backend| backend.name().as_str()).collect();
+        names.join(" or ")
+    }
+
+    pub(crate) fn rounds(&self) -> &Arc<Rounds> {
+        &self.rounds
     }
 
     /// What is behind it.
@@ -98,8 +120,16 @@ impl Endpoint {
         }
     }
 
-    /// Starts a call.
+    /// Starts a call, or goes on with one. What the backends ask of the client comes in the way that it answers.
     pub fn call(self: &Arc<Self>, who: &Arc<dyn Conversing>, call: Call) -> Events {
+        match call.client.answers {
+            Answers::Live => rounds::live(self, who, call),
+            Answers::ByRetry => self.rounds.by_retry(self, who, call),
+        }
+    }
+
+    /// Sends a call to the backend that it is for.
+    pub(crate) fn route(self: &Arc<Self>, who: &Arc<dyn Conversing>, call: Call) -> Events {
         match &self.aggregate {
             None if self.backends.is_empty() => {
                 crate::call::once(crate::call::Event::Fail(Fault::method_not_found(&call.request.method())))

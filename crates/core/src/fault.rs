@@ -114,10 +114,8 @@ pub enum Fault {
     Busy { what: &'static str, limit: usize },
     #[error("the gateway is shutting down; try again")]
     Draining,
-    #[error(
-        "backend \"{backend}\" needs input from the user that this client's protocol version can't give here"
-    )]
-    NeedsInput { backend: String },
+    #[error("the client gave no answer to {asked} within limits.answer_timeout")]
+    NoAnswer { asked: String },
     /// An error that is answered as it is.
     #[error("{}", .0.message)]
     Rpc(RpcError),
@@ -136,7 +134,7 @@ impl Fault {
             Self::OutcomeUnknown { .. } => "outcome_unknown",
             Self::Busy { .. } => "busy",
             Self::Draining => "draining",
-            Self::NeedsInput { .. } => "needs_input",
+            Self::NoAnswer { .. } => "no_answer",
             Self::Rpc(_) => "rpc",
         }
     }
@@ -152,14 +150,14 @@ impl Fault {
         "outcome_unknown",
         "busy",
         "draining",
-        "needs_input",
+        "no_answer",
     ];
 
     /// Who has to act.
     pub fn blame(&self) -> Blame {
         match self {
             Self::Busy { .. } | Self::Draining => Blame::Gateway,
-            Self::Rpc(_) | Self::NeedsInput { .. } => Blame::Caller,
+            Self::Rpc(_) | Self::NoAnswer { .. } => Blame::Caller,
             _ => Blame::Backend,
         }
     }
@@ -172,10 +170,11 @@ impl Fault {
             Self::Timeout { deadline: Deadline::Connect | Deadline::Queue | Deadline::Start, .. } => {
                 Retry::Safe
             }
-            Self::Timeout { .. } | Self::BadAnswer { .. } | Self::OutcomeUnknown { .. } => Retry::Unsafe,
-            Self::Refused { .. } | Self::TooLarge { .. } | Self::NeedsInput { .. } | Self::Rpc(_) => {
-                Retry::Useless
-            }
+            Self::Timeout { .. }
+            | Self::BadAnswer { .. }
+            | Self::OutcomeUnknown { .. }
+            | Self::NoAnswer { .. } => Retry::Unsafe,
+            Self::Refused { .. } | Self::TooLarge { .. } | Self::Rpc(_) => Retry::Useless,
         }
     }
 

@@ -1,4 +1,4 @@
-//! Sealed handles: what a client carries back to the gateway (session ids, cursors) is encrypted and
+//! Sealed handles: what a client carries back to the gateway (session ids, cursors, request states) is encrypted and
 //! authenticated, so that any instance with the keys can read it and nobody can make one.
 //!
 //! A handle is `key-id "." base64url(nonce || XChaCha20-Poly1305 ciphertext)`. Each [`Purpose`] has a key of its own,
@@ -12,8 +12,9 @@ use chacha20poly1305::{Key, XChaCha20Poly1305, XNonce};
 use hkdf::Hkdf;
 use sha2::Sha256;
 
-/// Handles longer than this many bytes are not even tried.
+/// Handles longer than this many bytes are not even tried; a backend's own state may be larger than ours.
 const MAX_HANDLE_BYTES: usize = 16 * 1024;
+const MAX_STATE_BYTES: usize = 2 << 20;
 const NONCE_BYTES: usize = 24;
 
 /// What a handle is for.
@@ -23,15 +24,18 @@ pub enum Purpose {
     Session,
     /// A pagination cursor of a merged list.
     Cursor,
+    /// The `requestState` of a call that asks.
+    RequestState,
 }
 
 impl Purpose {
-    const ALL: [Self; 2] = [Self::Session, Self::Cursor];
+    const ALL: [Self; 3] = [Self::Session, Self::Cursor, Self::RequestState];
 
     fn label(self) -> &'static [u8] {
         match self {
             Self::Session => b"drawbridge v1 session",
             Self::Cursor => b"drawbridge v1 cursor",
+            Self::RequestState => b"drawbridge v1 request state",
         }
     }
 }
@@ -117,7 +121,8 @@ impl KeyRing {
 
     /// The plain text of a handle that this ring sealed for `purpose`; `None` for anything else.
     pub fn open(&self, purpose: Purpose, handle: &str) -> Option<Vec<u8>> {
-        if handle.len() > MAX_HANDLE_BYTES {
+        let limit = if purpose == Purpose::RequestState { MAX_STATE_BYTES } else { MAX_HANDLE_BYTES };
+        if handle.len() > limit {
             return None;
         }
         let (id, body) = handle.split_once('.')?;

@@ -6,6 +6,7 @@
 //! can be lost: a genuine id brings the session back.
 
 mod calls;
+mod downgrade;
 mod encode;
 pub mod handle;
 pub(crate) mod http;

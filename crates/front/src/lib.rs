@@ -26,7 +26,7 @@ use axum::body::Body;
 use drawbridge_core::event_log::EventLog;
 use drawbridge_core::revocation::Revocations;
 use drawbridge_core::seal::KeyRing;
-use drawbridge_core::{Endpoint, Fault, Tasks};
+use drawbridge_core::{Endpoint, Fault, Rounds, Tasks};
 use drawbridge_wire::{ProtocolVersion, RpcError, code, header};
 use http::request::Parts as Head;
 use http::{Method, Request, Response, StatusCode};
@@ -50,6 +50,7 @@ pub(crate) struct Inner {
     in_flight: AtomicUsize,
     pub(crate) streams: Arc<AtomicUsize>,
     pub(crate) legacy: Legacy,
+    rounds: Arc<Rounds>,
 }
 
 /// The parts that a front is made of.
@@ -64,6 +65,8 @@ pub struct Parts {
     pub events: Arc<dyn EventLog>,
     /// Ended sessions.
     pub revocations: Arc<dyn Revocations>,
+    /// Calls that wait for their clients.
+    pub rounds: Arc<Rounds>,
     /// Background work.
     pub tasks: Tasks,
 }
@@ -86,12 +89,14 @@ impl Front {
             in_flight: AtomicUsize::new(0),
             streams: Arc::default(),
             legacy,
+            rounds: parts.rounds,
         }))
     }
 
     /// Ends what was not used for long. To be called now and then.
     pub fn sweep(&self) {
         self.0.legacy.sweep();
+        self.0.rounds.sweep();
     }
 
     /// How many sessions this instance keeps something for, and how many streams are open.
@@ -101,6 +106,7 @@ impl Front {
 
     /// Ends all sessions' conversations with backends; the sessions themselves can be taken up elsewhere.
     pub async fn close(&self) {
+        self.0.rounds.close();
         self.0.legacy.close().await;
     }
 

@@ -159,6 +159,11 @@ impl Stream {
         let _ = self.0.send(None).await;
     }
 
+    /// Resolves once nobody reads any more, however long that takes.
+    pub async fn gone(&self) {
+        self.0.closed().await;
+    }
+
     /// Waits until nobody reads any more.
     pub async fn closed(&self) {
         tokio::time::timeout(PATIENCE, self.0.closed()).await.unwrap();

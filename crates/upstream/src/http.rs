@@ -3,6 +3,7 @@
 //! [`HttpBackend`] finds out once per validity what the backend speaks ([`era`]) and opens conversations to
 //! match: [`stateless`] for the modern dialect, [`session`] for the legacy one over Streamable HTTP.
 
+mod aside;
 mod era;
 mod session;
 mod shared;

@@ -3,11 +3,13 @@
 use bytes::Bytes;
 use drawbridge_core::call::{Ask, AskKey, Call, Event, Events, Reply, Resume, Round, Shape, once};
 use drawbridge_core::{Answers, Client, Description, Fault};
+use drawbridge_wire::level::severity;
 use drawbridge_wire::message::Field;
 use drawbridge_wire::{Edit, Id, Kind, Message, ProtocolVersion, RpcError, code, json, method};
 use smallvec::smallvec;
 use tokio::sync::oneshot;
 
+use crate::modern;
 use crate::options::Options;
 
 /// Reserved request metadata that only stateless servers read.
@@ -23,7 +25,8 @@ pub(crate) fn outgoing(call: &Call, id: &Id) -> Bytes {
         Field::MetaClientInfo,
         Field::MetaLogLevel,
     ];
-    let edit = Edit::new(request).id(id);
+    // The engine has taken out what these were for.
+    let edit = Edit::new(request).id(id).remove(Field::InputResponses).remove(Field::RequestState);
     // A stateless client does not ask for a task this way, and could not take one.
     let edit = if call.client.answers == Answers::ByRetry { edit.remove(Field::Task) } else { edit };
     let edit = if foreign.iter().any(|f| request.raw(*f).is_some()) {
@@ -101,7 +104,7 @@ fn towards(client: &Client, capabilities: &Bytes) -> Bytes {
         return capabilities.clone();
     }
     let kept = json::filter_members(capabilities, |key| key != "tasks");
-    crate::modern::without_changes(&kept)
+    modern::without_changes(&kept)
 }
 
 /// Live asks of a backend, so that it can take them back.
@@ -124,6 +127,36 @@ impl OpenAsks {
     }
 }
 
+/// Refuses a round that no call is known to have caused, and that nobody takes otherwise.
+pub(crate) fn refuse_round(round: Round) {
+    for ask in round.asks {
+        if let (Some(reply), Some(id)) = (ask.reply, ask.request.id()) {
+            let what =
+                "the client can't be asked now: no call in flight is known to have caused this request";
+            // The backend may have gone meanwhile.
+            let _ = reply.send(RpcError::new(code::METHOD_NOT_FOUND, what).to_message(Some(&id)));
+        }
+    }
+}
+
+/// The request that sets a session's log level, if `call` wants messages below `current` and the backend has any.
+pub(crate) fn set_level(
+    call: &Call,
+    current: &mut Option<usize>,
+    handshake: &Handshake,
+    id: &Id,
+) -> Option<Message> {
+    let level = call.request.text(Field::MetaLogLevel)?;
+    let wanted = severity(&level)?;
+    let enough = current.is_some_and(|current| current <= wanted);
+    if enough || json::member(&handshake.description.capabilities, "logging").is_none() {
+        return None;
+    }
+    *current = Some(wanted);
+    let level = json::encode_string(&level);
+    Some(Message::request(id, method::SET_LEVEL, &json::object([("level", level.as_bytes())])))
+}
+
 /// A message of the backend, understood.
 #[derive(Debug)]
 pub(crate) enum Incoming {
@@ -132,7 +165,7 @@ pub(crate) enum Incoming {
     /// For the client.
     Event(Event),
     /// For the client; and when its answer is there, it goes to the backend under this id.
-    Asked(Event, Id, oneshot::Receiver<Message>),
+    Asked(Box<Round>, Id, oneshot::Receiver<Message>),
     /// A ping, with what to answer.
     Ping(Message),
     /// Nothing to do.
@@ -180,8 +213,36 @@ fn request(message: Message, asks: &mut OpenAsks) -> Incoming {
     asks.add(id.canonical(), key);
     let ask = Ask { key, request: message, reply: Some(reply) };
     let round = Round { asks: smallvec![ask], resume: Resume::Live, source: None };
-    Incoming::Asked(Event::Asks(Box::new(round)), id, answer)
+    Incoming::Asked(Box::new(round), id, answer)
 }
+
+/// The answer to `call` as an event. An error which says that the user has to open a URL first is a round of asks:
+/// once the user has, the call is simply sent again (MCP 2025-11-25, elicitation § URL mode).
+pub(crate) fn answered(call: &Call, reply: Reply) -> Event {
+    if reply.message.error_code() != code::URL_ELICITATION_REQUIRED || !modern::may_ask(call) {
+        return Event::Done(reply);
+    }
+    let elicitations =
+        reply.message.raw(Field::ErrorData).and_then(|data| json::member(data, "elicitations"));
+    let elicitations = elicitations.and_then(|raw| json::elements(raw).ok()).unwrap_or_default();
+    let asks: smallvec::SmallVec<[Ask; 1]> = elicitations
+        .iter()
+        .zip(1..=MAX_URLS)
+        .map(|(params, number)| {
+            let key = Id::from_text(&format!("url-{number}"));
+            let params = json::replace_member(params, "mode", b"\"url\"");
+            let request = Message::request(&key, method::ELICITATION_CREATE, &params);
+            Ask { key: AskKey::next(), request, reply: None }
+        })
+        .collect();
+    if asks.is_empty() || !asks.iter().all(|ask| call.client.declares(&ask.request)) {
+        return Event::Done(reply);
+    }
+    Event::Asks(Box::new(Round { asks, resume: Resume::State(None), source: Some(reply.message) }))
+}
+
+/// At most this many URLs of one error are passed on.
+const MAX_URLS: usize = 32;
 
 /// The client's answer as the backend gets it: under the backend's id, and an error if there is none.
 pub(crate) async fn answer(id: &Id, answer: oneshot::Receiver<Message>) -> Bytes {
@@ -211,7 +272,7 @@ pub(crate) fn local_answer(call: &Call) -> Option<Events> {
 fn listen() -> Events {
     use futures_util::StreamExt as _;
     Box::pin(
-        futures_util::stream::once(async { crate::modern::nothing_honoured() })
+        futures_util::stream::once(async { modern::nothing_honoured() })
             .chain(futures_util::stream::pending()),
     )
 }

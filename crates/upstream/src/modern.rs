@@ -189,18 +189,18 @@ fn round(message: Message) -> Round {
 /// Methods that may be answered by asking.
 const ASKING: [&str; 3] = [method::TOOLS_CALL, method::PROMPTS_GET, method::RESOURCES_READ];
 
-/// The same event, or a fault in its place if it asks a stateless client where it must not, or for what the client
-/// did not declare (MCP 2026-07-28, multi round-trip requests).
+/// The same event, or a fault in its place if it asks where it must not, or for what the client did not declare
+/// (MCP 2026-07-28, multi round-trip requests).
 pub(crate) fn permitted(call: &Call, event: Event, options: &Options) -> Event {
     let Event::Asks(round) = &event else { return event };
-    if call.client.answers != Answers::ByRetry || round.resume == Resume::Live {
+    if round.resume == Resume::Live {
         return event;
     }
-    let method = call.request.method();
-    if !ASKING.contains(&method.as_ref()) {
+    if !may_ask(call) {
+        let method = call.request.method();
         return Event::Fail(options.bad_answer(format!("it asks for input in answer to {method}")));
     }
-    match round.asks.iter().find(|ask| !is_declared(&call.client, &ask.request)) {
+    match round.asks.iter().find(|ask| !call.client.declares(&ask.request)) {
         Some(ask) => {
             let asked = ask.request.method();
             Event::Fail(options.bad_answer(format!("it sends {asked}, which the client did not declare")))
@@ -209,21 +209,9 @@ pub(crate) fn permitted(call: &Call, event: Event, options: &Options) -> Event {
     }
 }
 
-/// Whether a client said that it answers `ask`.
-fn is_declared(client: &Client, ask: &Message) -> bool {
-    let declared = |capability| json::member(&client.capabilities, capability);
-    match ask.method().as_ref() {
-        method::ELICITATION_CREATE => declared("elicitation").is_some_and(|modes| {
-            let params = ask.raw(Field::Params).unwrap_or(b"{}");
-            let by_url = json::member(params, "mode").and_then(json::decode_string).as_deref() == Some("url");
-            let has = |mode| json::member(modes, mode).is_some();
-            // No mode at all means forms.
-            if by_url { has("url") } else { has("form") || !has("url") }
-        }),
-        method::SAMPLING_CREATE_MESSAGE => declared("sampling").is_some(),
-        method::ROOTS_LIST => declared("roots").is_some(),
-        _ => false,
-    }
+/// Whether the answer to a call may be that its client is asked something.
+pub(crate) fn may_ask(call: &Call) -> bool {
+    ASKING.contains(&call.request.method().as_ref())
 }
 
 /// The acknowledgement of a listen of which nothing can be honoured.

@@ -88,6 +88,8 @@ struct Waiting {
     token: Option<Bytes>,
     /// A listen is not a call that a backend could be asking for.
     is_listen: bool,
+    /// What was asked because of it and not answered yet.
+    asked: usize,
 }
 
 /// Whether the client of a listen has its acknowledgement, which it gets once.
@@ -108,6 +110,8 @@ struct Connection {
     gone: CancellationToken,
     why: Mutex<String>,
     handshake: Mutex<Option<Handshake>>,
+    /// The log level that calls have set.
+    level: Mutex<Option<usize>>,
 }
 
 impl Connection {
@@ -196,6 +200,7 @@ impl Pipe {
             gone: self.closed.child_token(),
             why: Mutex::default(),
             handshake: Mutex::default(),
+            level: Mutex::default(),
         });
         let (pipe, reading) = (self.clone(), connection.clone());
         self.tasks.spawn("read backend", async move { pipe.read(reading, channel.receiver).await });
@@ -328,13 +333,19 @@ impl Pipe {
             legacy::Incoming::Answer(id, reply) => self.answered(connection, &id, Event::Done(reply)),
             legacy::Incoming::Event(event) => match about {
                 Some(number) => to_call(connection, number, event),
-                None => self.unasked(event),
+                None => self.unasked(connection, event),
             },
-            legacy::Incoming::Asked(event, id, answer) => {
+            legacy::Incoming::Asked(round, id, answer) => {
+                let asker = asking_call(&mut connection.calls.lock());
                 let (pipe, connection_) = (self.clone(), connection.clone());
                 self.tasks.spawn("answer ask", async move {
                     let deliver = async {
                         let text = legacy::answer(&id, answer).await;
+                        if let Some(number) = asker
+                            && let Some(waiting) = connection_.calls.lock().get_mut(&number)
+                        {
+                            waiting.asked -= 1;
+                        }
                         if let Err(fault) = connection_.sender.send(text).await {
                             tracing::warn!(backend.name = %pipe.options.name, error.code = fault.code(), error.message = ?fault.to_string(), "an answer was not delivered");
                         }
@@ -342,10 +353,9 @@ impl Pipe {
                     // A backend that does not read ends the wait with its connection.
                     connection_.gone.run_until_cancelled(deliver).await;
                 });
-                let only = only_call(&connection.calls.lock());
-                match only {
-                    Some(number) => to_call(connection, number, event),
-                    None => self.unasked(event),
+                match asker {
+                    Some(number) => to_call(connection, number, Event::Asks(round)),
+                    None => self.unasked(connection, Event::Asks(round)),
                 }
             }
             legacy::Incoming::Ping(pong) => self.tell(connection, pong.bytes().clone()),
@@ -386,10 +396,20 @@ impl Pipe {
         *connection.used.lock() = Instant::now();
     }
 
-    fn unasked(&self, event: Event) {
+    /// Takes what belongs to no call in particular. Where nobody listens to the whole conversation, a log message can
+    /// only be from the one call that runs.
+    fn unasked(&self, connection: &Connection, event: Event) {
         let sink = self.sink.lock().as_ref().and_then(Weak::upgrade);
-        if let Some(sink) = sink {
-            sink.deliver(event);
+        match (sink, event) {
+            (Some(sink), event) => sink.deliver(event),
+            (None, Event::Asks(round)) => legacy::refuse_round(*round),
+            (None, Event::Notify(message)) if message.method() == method::LOG_MESSAGE => {
+                let only = only_call(&connection.calls.lock());
+                if let Some(number) = only {
+                    to_call(connection, number, Event::Notify(message));
+                }
+            }
+            (None, _) => {}
         }
     }
 
@@ -422,6 +442,7 @@ impl Pipe {
             let token = call.request.slice(Field::MetaProgressToken);
             let is_listen = call.request.method() == method::LISTEN;
             let (slot, events, done) = Slot::take(self, &connection, number, token, is_listen);
+            self.set_level(call, &connection).await;
             match connection.sender.send(self.outgoing(call, number)).await {
                 Ok(()) => break (connection, slot, events, done),
                 // It was not delivered, so a fresh channel may have it.
@@ -441,7 +462,12 @@ impl Pipe {
             match next.map_err(|_| self.options.late(deadline))? {
                 Some(event) if event.is_terminal() => {
                     slot.forget();
-                    return Ok(modern::permitted(call, event, &self.options));
+                    return Ok(match event {
+                        Event::Done(reply) if self.dialect == Dialect::Legacy => {
+                            legacy::answered(call, reply)
+                        }
+                        event => modern::permitted(call, event, &self.options),
+                    });
                 }
                 Some(Event::Notify(message))
                     if acknowledged == Acknowledged::Yes
@@ -457,6 +483,20 @@ impl Pipe {
                 limit = self.options.idle_timeout;
                 deadline = Deadline::Idle;
             }
+        }
+    }
+
+    /// Makes sure that a backend with sessions logs what `call` wants to see. Its answer says nothing of interest.
+    async fn set_level(&self, call: &Call, connection: &Connection) {
+        let request = {
+            let handshake = connection.handshake.lock();
+            let Some(handshake) = handshake.as_ref() else { return };
+            let id = Id::from_number(self.next_number());
+            legacy::set_level(call, &mut connection.level.lock(), handshake, &id)
+        };
+        if let Some(request) = request {
+            // The call that follows tells if the backend does not read.
+            let _ = connection.sender.send(request.bytes().clone()).await;
         }
     }
 
@@ -522,6 +562,15 @@ fn only_call(calls: &HashMap<u64, Waiting>) -> Option<u64> {
     running.next().filter(|_| running.next().is_none())
 }
 
+/// The call that an ask is from: the only one, or the only one that waits for no answer. Notes that it asks.
+fn asking_call(calls: &mut HashMap<u64, Waiting>) -> Option<u64> {
+    let only = only_call(calls);
+    let mut free = calls.iter().filter(|(_, w)| !w.is_listen && w.asked == 0).map(|(n, _)| *n);
+    let number = only.or_else(|| free.next().filter(|_| free.next().is_none()))?;
+    calls.get_mut(&number)?.asked += 1;
+    Some(number)
+}
+
 fn number(literal: &[u8]) -> Option<u64> {
     std::str::from_utf8(literal).ok()?.parse().ok()
 }
@@ -552,7 +601,7 @@ impl Slot {
     ) -> (Self, mpsc::Receiver<Event>, oneshot::Receiver<Event>) {
         let (events, events_rx) = mpsc::channel(MAX_QUEUED_EVENTS);
         let (done, done_rx) = oneshot::channel();
-        let waiting = Waiting { events, done: Some(done), token, is_listen };
+        let waiting = Waiting { events, done: Some(done), token, is_listen, asked: 0 };
         // A channel that ended has forgotten its calls; one that joins later would wait for ever.
         let mut calls = connection.calls.lock();
         if !connection.gone.is_cancelled() {

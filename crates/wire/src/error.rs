@@ -25,6 +25,8 @@ pub mod code {
     pub const UNSUPPORTED_PROTOCOL_VERSION: i64 = -32022;
     /// MCP up to 2025-11-25: resource not found.
     pub const RESOURCE_NOT_FOUND: i64 = -32002;
+    /// MCP up to 2025-11-25: a client's user refused to let it sample.
+    pub const REJECTED: i64 = -1;
     /// MCP 2025-11-25: a URL elicitation is needed first.
     pub const URL_ELICITATION_REQUIRED: i64 = -32042;
 }

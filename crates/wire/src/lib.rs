@@ -10,6 +10,7 @@ pub mod edit;
 pub mod error;
 pub mod header;
 pub mod json;
+pub mod level;
 pub mod message;
 pub mod method;
 pub mod payload;

@@ -35,3 +35,4 @@ pub const RESOURCES_LIST_CHANGED: &str = "notifications/resources/list_changed";
 pub const RESOURCES_UPDATED: &str = "notifications/resources/updated";
 pub const SUBSCRIPTIONS_ACKNOWLEDGED: &str = "notifications/subscriptions/acknowledged";
 pub const ROOTS_LIST_CHANGED: &str = "notifications/roots/list_changed";
+pub const ELICITATION_COMPLETE: &str = "notifications/elicitation/complete";

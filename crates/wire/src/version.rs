@@ -55,6 +55,11 @@ impl ProtocolVersion {
         self == Self::V2025_11_25
     }
 
+    /// Whether servers may ask its clients to fill in forms.
+    pub fn has_elicitation(self) -> bool {
+        self >= Self::V2025_06_18
+    }
+
     /// What the gateway answers to an `initialize` that names `requested`: the same version if it has an
     /// `initialize`, else the newest that has (MCP 2025-11-25, lifecycle § Version Negotiation).
     pub fn negotiate(requested: &str) -> Self {

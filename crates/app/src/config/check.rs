@@ -277,6 +277,9 @@ fn limits(checker: &mut Checker<'_>, raw: &raw::Limits) -> Limits {
         event_log_ttl: checker.positive("limits.event_log_ttl", raw.event_log_ttl, default.event_log_ttl),
         max_processes: count(raw.max_processes, default.max_processes),
         max_in_flight: count(raw.max_in_flight, default.max_in_flight),
+        answer_timeout: checker.positive("limits.answer_timeout", raw.answer_timeout, default.answer_timeout),
+        max_rounds: count(raw.max_rounds, default.max_rounds),
+        max_parked_calls: count(raw.max_parked_calls, default.max_parked_calls),
     }
 }
 

@@ -159,6 +159,12 @@ pub struct Limits {
     pub max_processes: usize,
     /// Calls in flight at a time.
     pub max_in_flight: usize,
+    /// How long a client may take to answer what a backend asks.
+    pub answer_timeout: Duration,
+    /// How often one call may ask.
+    pub max_rounds: usize,
+    /// Calls that wait for an answer at a time.
+    pub max_parked_calls: usize,
 }
 
 impl Default for Limits {
@@ -176,6 +182,9 @@ impl Default for Limits {
             event_log_ttl: Duration::from_secs(5 * 60),
             max_processes: 256,
             max_in_flight: 10_000,
+            answer_timeout: Duration::from_secs(10 * 60),
+            max_rounds: 16,
+            max_parked_calls: 10_000,
         }
     }
 }

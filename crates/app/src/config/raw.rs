@@ -190,6 +190,12 @@ pub(super) struct Limits {
     pub(super) max_processes: Option<NonZeroUsize>,
     /// Calls in flight at a time; default 10000.
     pub(super) max_in_flight: Option<NonZeroUsize>,
+    /// How long a client may take to answer what a backend asks; default `10m`.
+    pub(super) answer_timeout: Option<Span>,
+    /// How often one call may ask; default 16.
+    pub(super) max_rounds: Option<NonZeroUsize>,
+    /// Calls that wait for an answer at a time; default 10000.
+    pub(super) max_parked_calls: Option<NonZeroUsize>,
 }
 
 /// Event streams to clients.

@@ -136,7 +136,10 @@ async fn page(errand: &Errand, list: List, backend: usize, cursor: Option<Bytes>
             Ok(part(entries, next, hints(&reply)))
         }
         Event::Fail(fault) => Err(report(target.name(), list, fault)),
-        _ => Err(Fault::NeedsInput { backend: target.name().to_string() }),
+        _ => {
+            let detail = format!("it asks for input in answer to {}", list.method);
+            Err(Fault::BadAnswer { backend: target.name().to_string(), detail })
+        }
     }
 }
 

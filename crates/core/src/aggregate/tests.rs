@@ -11,7 +11,9 @@ use super::*;
 use crate::backend::{Backend, Conversation, Description, Scope, Unsolicited};
 use crate::call::{Reply, Shape};
 use crate::client::{Answers, Client, Principal};
+use crate::rounds::{RoundOptions, Rounds};
 use crate::seal::SealKey;
+use crate::tasks::Tasks;
 
 type Script = fn(&Message) -> Option<String>;
 
@@ -85,7 +87,8 @@ fn endpoint(scripts: &[(&str, Script)]) -> Arc<Endpoint> {
                 as Arc<dyn Backend>
         })
         .collect();
-    Arc::new(Endpoint::new(None, backends, keys))
+    let rounds = Rounds::new(keys.clone(), RoundOptions::default(), Tasks::default());
+    Arc::new(Endpoint::new(None, backends, keys, rounds))
 }
 
 async fn ask(endpoint: &Arc<Endpoint>, method: &str, params: &str) -> serde_json::Value {

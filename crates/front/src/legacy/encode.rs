@@ -3,25 +3,27 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use drawbridge_core::call::{Event, Reply, Resume, Shape};
+use drawbridge_core::call::{Event, Reply, Shape};
 use drawbridge_core::{Client, Conversing as _, Fault};
 use drawbridge_wire::message::Field;
-use drawbridge_wire::{Edit, Id, Kind, Message, Payload, code, json, method};
+use drawbridge_wire::{Edit, Id, Kind, Message, Payload, ProtocolVersion, RpcError, code, json, method};
 use smallvec::SmallVec;
 
+use super::downgrade;
 use super::session::{InFlight, Session};
 
-/// Whether a client said that it answers `method`.
-pub(super) fn can_answer(client: &Client, method: &str) -> bool {
-    let capability = match method {
-        method::ELICITATION_CREATE => "elicitation",
-        method::SAMPLING_CREATE_MESSAGE => "sampling",
-        method::ROOTS_LIST => "roots",
+/// A request of a backend as the client gets it, under `id`; `None` if it did not say that it answers such requests, or
+/// its version has no way to say this one.
+pub(super) fn ask(client: &Client, request: &Message, id: &Id) -> Option<Message> {
+    let declared = match request.method().as_ref() {
+        method::ELICITATION_CREATE | method::SAMPLING_CREATE_MESSAGE | method::ROOTS_LIST => {
+            client.declares(request)
+        }
         // Tasks that the client runs; anything else is between the two of them.
-        m if m.starts_with("tasks/") => "tasks",
-        _ => return true,
+        m if m.starts_with("tasks/") => json::member(&client.capabilities, "tasks").is_some(),
+        _ => true,
     };
-    json::member(&client.capabilities, capability).is_some()
+    declared.then(|| downgrade::ask(request, client.version, id)).flatten()
 }
 
 /// A notification for the client.
@@ -58,18 +60,13 @@ pub(super) fn event(session: &Session, call: &InFlight, method: &str, event: Eve
             let known = session.withdraw(key).then(|| more(Payload::from(withdrawal(&session.ask_id(key)))));
             known.into_iter().collect()
         }
-        Event::Asks(round) if matches!(round.resume, Resume::State(_)) => {
-            let backends: Vec<_> = session.endpoint.backends().iter().map(|b| b.name().as_str()).collect();
-            let backend = backends.join(" or ");
-            one(last(failure(call, &Fault::NeedsInput { backend })))
-        }
         Event::Asks(round) => round
             .asks
             .into_iter()
             .filter_map(|ask| session.enter_ask(ask, Some(call.serial)))
             .map(|request| more(Payload::from(request.bytes().clone())))
             .collect(),
-        Event::Done(reply) => one(last(answer(&call.id, method, &reply))),
+        Event::Done(reply) => one(last(answer(session.client(), &call.id, method, &reply))),
         Event::Fail(fault) => {
             tracing::warn!(
                 error.code = fault.code(), mcp.method = method, rpc.id = ?call.id.literal(), client = %session.client().principal.as_str(),
@@ -85,22 +82,62 @@ fn failure(call: &InFlight, fault: &Fault) -> Payload {
 }
 
 /// A result without what this era does not have, or an error with the code that it has here.
-fn answer(id: &Id, method: &str, reply: &Reply) -> Payload {
+fn answer(client: &Client, id: &Id, method: &str, reply: &Reply) -> Payload {
     let message = &reply.message;
+    if message.kind() == Kind::Error {
+        return error(client, id, method, reply);
+    }
     let edit = Edit::new(message).id(id);
     if reply.shape == Shape::Plain {
         return edit.finish();
     }
-    if message.kind() == Kind::Result {
-        return edit.remove(Field::ResultType).remove(Field::TtlMs).remove(Field::CacheScope).finish();
+    let raw = message.raw(Field::Result).unwrap_or_default();
+    match downgrade::result(method, raw, client.version) {
+        None => edit.remove(Field::ResultType).remove(Field::TtlMs).remove(Field::CacheScope).finish(),
+        Some(result) => {
+            let own = |key: &str| !matches!(key, "resultType" | "ttlMs" | "cacheScope");
+            edit.set(Field::Result, json::filter_members(&result, own)).finish()
+        }
     }
-    let is_missing_resource =
-        method == method::RESOURCES_READ && message.error_code() == code::INVALID_PARAMS;
-    let names_uri = message.raw(Field::ErrorData).is_some_and(|data| json::member(data, "uri").is_some());
-    let code = match message.error_code() {
-        _ if is_missing_resource && names_uri => code::RESOURCE_NOT_FOUND,
-        code::MISSING_CLIENT_CAPABILITY => code::INTERNAL_ERROR,
-        _ => return edit.finish(),
-    };
-    edit.set(Field::ErrorCode, code.to_string()).finish()
+}
+
+fn error(client: &Client, id: &Id, method: &str, reply: &Reply) -> Payload {
+    let message = &reply.message;
+    let edit = Edit::new(message).id(id);
+    let names_uri = || message.raw(Field::ErrorData).is_some_and(|data| json::member(data, "uri").is_some());
+    match message.error_code() {
+        code::INVALID_PARAMS
+            if reply.shape == Shape::Marked && method == method::RESOURCES_READ && names_uri() =>
+        {
+            edit.set(Field::ErrorCode, code::RESOURCE_NOT_FOUND.to_string()).finish()
+        }
+        code::MISSING_CLIENT_CAPABILITY if reply.shape == Shape::Marked => failed(id, method, message),
+        code::URL_ELICITATION_REQUIRED if !knows_urls(client) => failed(id, method, message),
+        _ => edit.finish(),
+    }
+}
+
+/// Whether a client knows what to do about the error that asks for URLs to be opened.
+fn knows_urls(client: &Client) -> bool {
+    client.version >= ProtocolVersion::V2025_11_25
+        && json::at(&client.capabilities, &["elicitation", "url"]).is_some()
+}
+
+/// An error that the client has no code for: of a tool it is for the model to read, else for the program.
+fn failed(id: &Id, method: &str, error: &Message) -> Payload {
+    let mut text = error.text(Field::ErrorMessage).unwrap_or_default().into_owned();
+    if let Some(needed) =
+        error.raw(Field::ErrorData).and_then(|data| json::member(data, "requiredCapabilities"))
+    {
+        text = format!("{text} (it needs the client capabilities {})", String::from_utf8_lossy(needed));
+    }
+    if method != method::TOOLS_CALL {
+        let error = RpcError::new(code::INTERNAL_ERROR, text);
+        return Payload::from(error.to_message(Some(id)).bytes().clone());
+    }
+    let text = json::encode_string(&text);
+    let block = json::object([("type", &b"\"text\""[..]), ("text", text.as_bytes())]);
+    let content = json::array([&block[..]]);
+    let result = json::object([("content", &content[..]), ("isError", b"true")]);
+    Payload::from(Message::result(id, &result).bytes().clone())
 }

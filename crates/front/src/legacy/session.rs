@@ -214,18 +214,18 @@ impl Session {
     /// Enters an ask; returns the request for the client, or refuses it if the client did not declare that it can
     /// answer or has too many to answer already.
     pub(super) fn enter_ask(&self, ask: Ask, serial: Option<u64>) -> Option<Message> {
-        let method = ask.request.method();
         let reply = ask.reply?;
+        let request = encode::ask(&self.client, &ask.request, &self.ask_id(ask.key));
         let mut state = self.state.lock();
-        if !encode::can_answer(&self.client, &method) || state.asks.len() >= MAX_ASKS {
+        let Some(request) = request.filter(|_| state.asks.len() < MAX_ASKS) else {
             drop(state);
-            let error = RpcError::new(code::METHOD_NOT_FOUND, format!("the client does not offer {method}"));
+            let what = format!("the client does not offer {}", ask.request.method());
+            let error = RpcError::new(code::METHOD_NOT_FOUND, what);
             let _ = reply.send(error.to_message(ask.request.id().as_ref()));
             return None;
-        }
+        };
         state.asks.insert(ask.key, Pending { reply, serial });
-        drop(state);
-        Some(drawbridge_wire::Edit::new(&ask.request).id(&self.ask_id(ask.key)).into_message())
+        Some(request)
     }
 
     /// Takes the client's response to an ask; one that nobody waits for is ignored.

@@ -2,6 +2,7 @@
 //! streamable HTTP § Request Metadata, versioning).
 
 use drawbridge_core::Client;
+use drawbridge_wire::level::severity;
 use drawbridge_wire::message::Field;
 use drawbridge_wire::{Message, ProtocolVersion, RpcError, code, header, method};
 use http::{HeaderMap, StatusCode};
@@ -20,13 +21,6 @@ const REMOVED: [&str; 7] = [
     method::RESOURCES_SUBSCRIBE,
     method::RESOURCES_UNSUBSCRIBE,
 ];
-
-const LEVELS: [&str; 8] = ["debug", "info", "notice", "warning", "error", "critical", "alert", "emergency"];
-
-/// How severe a log level is; `None` if there is no such level.
-pub(super) fn severity(level: &str) -> Option<usize> {
-    LEVELS.iter().position(|l| *l == level)
-}
 
 /// Checks a request and tells who sent it.
 pub(super) fn request(message: &Message, headers: &HeaderMap) -> Result<Client, Refusal> {

@@ -2,11 +2,10 @@
 
 use drawbridge_core::call::{Event, Reply, Resume, Round, Shape};
 use drawbridge_core::endpoint::SERVER_INFO;
+use drawbridge_wire::level::severity;
 use drawbridge_wire::message::Field;
 use drawbridge_wire::{Edit, Id, Kind, Message, Payload, RpcError, code, json, method};
 use http::StatusCode;
-
-use super::check::severity;
 
 /// Methods whose results carry cache hints.
 const CACHEABLE: [&str; 6] = [
@@ -33,6 +32,8 @@ pub(super) struct Encoder {
     is_listen: bool,
     cacheable: bool,
     log_level: Option<usize>,
+    /// What the client declares.
+    capabilities: bytes::Bytes,
 }
 
 impl Encoder {
@@ -42,6 +43,7 @@ impl Encoder {
             id,
             is_listen: method == method::LISTEN,
             cacheable: CACHEABLE.contains(&method.as_ref()),
+            capabilities: request.slice(Field::MetaClientCapabilities).unwrap_or_default(),
             log_level: request.text(Field::MetaLogLevel).and_then(|level| severity(&level)),
         }
     }
@@ -94,7 +96,9 @@ impl Encoder {
             method::TOOLS_LIST_CHANGED
             | method::PROMPTS_LIST_CHANGED
             | method::RESOURCES_LIST_CHANGED
-            | method::RESOURCES_UPDATED => false,
+            | method::RESOURCES_UPDATED
+            // Of the other era: the client comes back when its user is done.
+            | method::ELICITATION_COMPLETE => false,
             _ => true,
         };
         relevant.then(|| Payload::from(message.bytes().clone()))
@@ -102,19 +106,14 @@ impl Encoder {
 
     fn input_required(&self, round: &Round) -> Payload {
         match &round.source {
-            Some(source) => Edit::new(source).id(&self.id).finish(),
-            None => {
+            Some(source) if source.kind() == Kind::Result => Edit::new(source).id(&self.id).finish(),
+            _ => {
                 let asks: Vec<_> = round
                     .asks
                     .iter()
                     .map(|ask| {
                         let key = ask.request.id().and_then(|id| id.text().map(std::borrow::Cow::into_owned));
-                        let method = json::encode_string(&ask.request.method());
-                        let params = ask.request.slice(Field::Params).unwrap_or_default();
-                        (
-                            key.unwrap_or_default(),
-                            json::object([("method", method.as_bytes()), ("params", &params[..])]),
-                        )
+                        (key.unwrap_or_default(), embedded(&ask.request))
                     })
                     .collect();
                 let asks = json::object(asks.iter().map(|(key, ask)| (key.as_str(), &ask[..])));
@@ -151,12 +150,26 @@ impl Encoder {
         edit.finish()
     }
 
+    /// Whether the client did not declare what an error says is missing; else the error is about the gateway's hop.
+    fn lacks_what(&self, error: &Message) -> bool {
+        let needed = error.raw(Field::ErrorData).and_then(|data| json::member(data, "requiredCapabilities"));
+        let needed = needed.and_then(|raw| json::members(raw).ok()).unwrap_or_default();
+        let has = |declared: &[u8], key: &str, parts: &[u8]| {
+            json::member(declared, key).is_some_and(|own| {
+                let parts = json::members(parts).unwrap_or_default();
+                parts.iter().all(|(part, _)| json::member(own, part).is_some())
+            })
+        };
+        needed.iter().any(|(key, parts)| !has(&self.capabilities, key, parts))
+    }
+
     /// Errors of the legacy era have other codes here.
     fn error(&self, reply: &Reply) -> Out {
         let message = &reply.message;
         let code = match message.error_code() {
             code::RESOURCE_NOT_FOUND => code::INVALID_PARAMS,
             code::URL_ELICITATION_REQUIRED => code::INTERNAL_ERROR,
+            code::MISSING_CLIENT_CAPABILITY if !self.lacks_what(message) => code::INTERNAL_ERROR,
             code if reply.shape == Shape::Plain && (-32099..=-32000).contains(&code) => code::INTERNAL_ERROR,
             code if is_undefined(code) => code::INTERNAL_ERROR,
             code => code,
@@ -166,6 +179,18 @@ impl Encoder {
             if code == message.error_code() { edit } else { edit.set(Field::ErrorCode, code.to_string()) };
         Out { payload: edit.finish(), status: status_of(code), terminal: true }
     }
+}
+
+/// A request as it stands in a result that asks.
+fn embedded(ask: &Message) -> bytes::Bytes {
+    let method = json::encode_string(&ask.method());
+    let params = ask.raw(Field::Params).map(|params| match ask.method().as_ref() {
+        // Of the other era: here the key of the ask tells it apart.
+        method::ELICITATION_CREATE => json::filter_members(params, |key| key != "elicitationId"),
+        _ => bytes::Bytes::copy_from_slice(params),
+    });
+    let members = [("method", Some(method.as_bytes())), ("params", params.as_deref())];
+    json::object(members.into_iter().filter_map(|(key, value)| Some((key, value?))))
 }
 
 /// Whether a code is one that only the specification may give, and has not given.

@@ -8,7 +8,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use drawbridge_core::backend::Unsolicited;
-use drawbridge_core::call::{Call, Emitter, Event, Events, Reply, Shape, generate};
+use drawbridge_core::call::{AskKey, Call, Emitter, Event, Events, Reply, Shape, generate};
 use drawbridge_core::fault::Deadline;
 use drawbridge_core::{Client, Conversation, Description, Fault};
 use drawbridge_wire::message::Field;
@@ -18,6 +18,7 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
+use super::aside::{Inbox, RunningCalls};
 use super::shared::{COURTESY, Shared};
 use crate::answer::{self, Answer, EventStream};
 use crate::described::LegacyConversation;
@@ -43,6 +44,8 @@ struct Opened {
     gone: CancellationToken,
     /// The stream of unasked messages was asked for.
     streaming: AtomicBool,
+    /// The log level that calls have set.
+    level: Mutex<Option<usize>>,
 }
 
 impl Opened {
@@ -67,6 +70,8 @@ pub(super) struct HttpSession {
     next_id: AtomicU64,
     /// The clients' progress tokens of running calls, by the gateway's.
     tokens: Mutex<HashMap<Bytes, Bytes>>,
+    /// Running calls whose client can be asked.
+    calls: RunningCalls,
     restore: Restore,
     /// The client has a stream open, so changes are of interest.
     listening: AtomicBool,
@@ -91,6 +96,7 @@ impl HttpSession {
             opening: tokio::sync::Mutex::default(),
             next_id: AtomicU64::new(1),
             tokens: Mutex::default(),
+            calls: RunningCalls::default(),
             restore: Restore::default(),
             listening: AtomicBool::new(false),
             running: AtomicUsize::new(0),
@@ -109,8 +115,7 @@ impl HttpSession {
 
     /// Whether somebody is there to take what comes unasked, and may have to.
     fn wants_stream(&self) -> bool {
-        let wanted = self.client.can_be_asked() || self.listening.load(Ordering::Acquire);
-        wanted && self.sink().is_some()
+        self.client.can_be_asked() || (self.listening.load(Ordering::Acquire) && self.sink().is_some())
     }
 
     /// The session if it is open, with its stream if one is wanted.
@@ -180,8 +185,9 @@ impl HttpSession {
             Answer::Other(status) => return Err(options.bad_answer(format!("HTTP {status} to initialize"))),
         };
         let handshake = legacy::handshake(&message, &self.client, options)?;
+        let gone = self.closed.child_token();
         let opened =
-            Opened { id, handshake, gone: self.closed.child_token(), streaming: AtomicBool::new(false) };
+            Opened { id, handshake, gone, streaming: AtomicBool::new(false), level: Mutex::default() };
         let told = self.shared.post(&opened.headers(), legacy::initialized().bytes().clone()).await?;
         answer::read(told, options).await?;
         Ok(opened)
@@ -196,12 +202,22 @@ impl HttpSession {
         opened.gone.cancel();
     }
 
+    /// Runs a call, and emits what is asked aside because of it.
     async fn run(self: &Arc<Self>, emit: &Emitter, call: &Call) -> Result<Event, Fault> {
         let id = self.next_id();
+        if !self.client.can_be_asked() {
+            return self.exchange(emit, call, id).await;
+        }
+        let entered = Entered::new(self, &id);
+        entered.inbox.beside(emit, self.exchange(emit, call, id)).await
+    }
+
+    async fn exchange(self: &Arc<Self>, emit: &Emitter, call: &Call, id: Id) -> Result<Event, Fault> {
         let text = legacy::outgoing(call, &id);
         let _running = RunningGuard::new(self);
         let _token = call.request.slice(Field::MetaProgressToken).map(|own| TokenGuard::new(self, &id, own));
         let mut opened = self.open().await?;
+        self.set_level(call, &opened).await;
         let mut cancel = CancelGuard::new(self, &opened, &id);
         let mut answer = self.send(&opened, text.clone()).await?;
         if is_session_lost(&answer, &opened) {
@@ -213,10 +229,11 @@ impl HttpSession {
             answer = self.send(&opened, text).await?;
         }
         let event = match answer {
-            Answer::Message(_, message) => self.answered(message, &id),
+            Answer::Message(_, message) => self.answered(call, message, &id),
             Answer::Stream(stream) => {
                 emit.emit(Event::Begun).await;
-                self.follow(emit, *stream, &opened, &id).await
+                let reply = self.follow(emit, *stream, &opened, &id).await;
+                reply.map(|reply| legacy::answered(call, reply))
             }
             Answer::Accepted => {
                 Err(self.shared.options.bad_answer("it accepts a request and answers nothing"))
@@ -230,16 +247,25 @@ impl HttpSession {
         event
     }
 
+    /// Makes sure that the backend logs what `call` wants to see. What others in this session don't want is left out
+    /// on the way to them.
+    async fn set_level(&self, call: &Call, opened: &Opened) {
+        let request = legacy::set_level(call, &mut opened.level.lock(), &opened.handshake, &self.next_id());
+        if let Some(request) = request {
+            let _ = tokio::time::timeout(COURTESY, self.send(opened, request.bytes().clone())).await;
+        }
+    }
+
     async fn send(&self, opened: &Opened, text: Bytes) -> Result<Answer, Fault> {
         let response = self.shared.post(&opened.headers(), text).await?;
         answer::read(response, &self.shared.options).await
     }
 
-    fn answered(&self, message: Message, id: &Id) -> Result<Event, Fault> {
+    fn answered(&self, call: &Call, message: Message, id: &Id) -> Result<Event, Fault> {
         if !answer::is_for(&message, id) {
             return Err(self.shared.options.bad_answer("its answer is not one to the request that it got"));
         }
-        Ok(Event::Done(Reply { message, shape: Shape::Plain }))
+        Ok(legacy::answered(call, Reply { message, shape: Shape::Plain }))
     }
 
     /// Reads the stream of a call to its answer, resuming it where the backend allows that.
@@ -249,7 +275,7 @@ impl HttpSession {
         mut stream: EventStream,
         opened: &Arc<Opened>,
         id: &Id,
-    ) -> Result<Event, Fault> {
+    ) -> Result<Reply, Fault> {
         let options = &self.shared.options;
         let mut asks = OpenAsks::default();
         let mut empty = 0;
@@ -257,12 +283,12 @@ impl HttpSession {
             while let Some(message) = stream.next_message(options).await? {
                 empty = 0;
                 match legacy::incoming(message, &mut asks, |token| self.own_token(token)) {
-                    Incoming::Answer(answered, reply) if answered == *id => return Ok(Event::Done(reply)),
+                    Incoming::Answer(answered, reply) if answered == *id => return Ok(reply),
                     Incoming::Answer(..) | Incoming::Nothing => {}
                     Incoming::Event(event) => emit.emit(event).await,
-                    Incoming::Asked(event, ask, answer) => {
-                        self.answer_later(opened, ask, answer);
-                        emit.emit(event).await;
+                    Incoming::Asked(round, ask, answer) => {
+                        self.answer_later(opened, ask, answer, None);
+                        emit.emit(Event::Asks(round)).await;
                     }
                     Incoming::Ping(pong) => self.tell(opened, pong.bytes().clone()),
                 }
@@ -295,12 +321,16 @@ impl HttpSession {
         opened: &Arc<Opened>,
         id: Id,
         answer: tokio::sync::oneshot::Receiver<Message>,
+        aside: Option<AskKey>,
     ) {
         let (session, opened) = (self.clone(), opened.clone());
         self.shared.tasks.spawn("answer ask", async move {
             let Some(text) = opened.gone.run_until_cancelled(legacy::answer(&id, answer)).await else {
                 return;
             };
+            if let Some(key) = aside {
+                session.calls.answered(key);
+            }
             session.deliver_to_backend(&opened, text).await;
         });
     }
@@ -418,14 +448,20 @@ impl HttpSession {
     fn unasked(self: &Arc<Self>, message: Message, asks: &mut OpenAsks, opened: &Arc<Opened>) {
         match legacy::incoming(message, asks, |token| self.own_token(token)) {
             Incoming::Event(event) => {
-                if let Some(sink) = self.sink() {
+                let taken = matches!(event, Event::Withdraw(key) if self.calls.withdraw(key));
+                if let Some(sink) = self.sink().filter(|_| !taken) {
                     sink.deliver(event);
                 }
             }
-            Incoming::Asked(event, id, answer) => {
-                self.answer_later(opened, id, answer);
-                if let Some(sink) = self.sink() {
-                    sink.deliver(event);
+            Incoming::Asked(round, id, answer) => {
+                let key = round.asks.first().map(|ask| ask.key);
+                self.answer_later(opened, id, answer, key);
+                let Some(key) = key else { return };
+                if let Some(round) = self.calls.ask(round, key) {
+                    match self.sink() {
+                        Some(sink) => sink.deliver(Event::Asks(round)),
+                        None => legacy::refuse_round(*round),
+                    }
                 }
             }
             Incoming::Ping(pong) => self.tell(opened, pong.bytes().clone()),
@@ -441,6 +477,25 @@ fn is_session_lost(answer: &Answer, opened: &Opened) -> bool {
         Answer::Accepted | Answer::Stream(_) => return false,
     };
     status == StatusCode::NOT_FOUND && opened.id.is_some()
+}
+
+/// A call that asks aside may belong to, while it runs.
+struct Entered {
+    session: Arc<HttpSession>,
+    id: Id,
+    inbox: Arc<Inbox>,
+}
+
+impl Entered {
+    fn new(session: &Arc<HttpSession>, id: &Id) -> Self {
+        Self { session: session.clone(), id: id.clone(), inbox: session.calls.enter(id) }
+    }
+}
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        self.session.calls.leave(&self.id);
+    }
 }
 
 /// Counts a call while it runs.

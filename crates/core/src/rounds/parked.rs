@@ -1,0 +1,312 @@
+//! Calls that wait for their clients: a backend asked live, the client answers by retry.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use drawbridge_wire::message::Field;
+use drawbridge_wire::{Edit, Message, json, method};
+use futures_util::StreamExt as _;
+use parking_lot::Mutex;
+use tokio::time::Instant;
+
+use super::state::{self, Continues};
+use super::{Pending, RoundOptions, give_up, may_ask, refuse};
+use crate::call::{Call, Emitter, Event, Events, Resume, Round, generate, once};
+use crate::endpoint::{Conversing, Endpoint};
+use crate::fault::Fault;
+use crate::seal::KeyRing;
+use crate::tasks::Tasks;
+
+/// What a backend asks within this time of its first ask goes to the client in the same round.
+const GATHER: Duration = Duration::from_millis(5);
+/// A state of the backend's own costs nothing while it is out; how long it is good for is for the backend to say.
+const INNER_VALID: Duration = Duration::from_secs(24 * 3600);
+/// A call whose client never came back may end by itself for this long, after its asks were answered for it.
+const FAREWELL: Duration = Duration::from_secs(5);
+
+/// A call that waits for its client. Its backend waits too.
+struct Parked {
+    events: Events,
+    pending: Vec<Pending>,
+    /// How many asks the client was given keys for.
+    keys: usize,
+    rounds: usize,
+    until: Instant,
+}
+
+/// The calls that wait, of all endpoints.
+pub struct Rounds {
+    keys: Arc<KeyRing>,
+    options: RoundOptions,
+    tasks: Tasks,
+    parked: Mutex<HashMap<u128, Parked, ahash::RandomState>>,
+}
+
+impl std::fmt::Debug for Rounds {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Rounds").field("parked", &self.count()).finish_non_exhaustive()
+    }
+}
+
+/// A call of a client that answers by retry, between its rounds.
+struct Running {
+    rounds: Arc<Rounds>,
+    endpoint: String,
+    call: Call,
+    events: Events,
+    pending: Vec<Pending>,
+    keys: usize,
+    /// How often it has asked.
+    count: usize,
+    /// The call was parked before, so its notifications name the progress token of an earlier request.
+    resumed: bool,
+}
+
+impl Rounds {
+    /// Bounds, and the keys that seal states. Work that outlives its client runs among `tasks`.
+    pub fn new(keys: Arc<KeyRing>, options: RoundOptions, tasks: Tasks) -> Arc<Self> {
+        Arc::new(Self { keys, options, tasks, parked: Mutex::default() })
+    }
+
+    pub(crate) fn options(&self) -> &RoundOptions {
+        &self.options
+    }
+
+    /// How many calls wait.
+    pub fn count(&self) -> usize {
+        self.parked.lock().len()
+    }
+
+    /// Starts, or goes on with, a call of a client that answers by retry.
+    pub(crate) fn by_retry(
+        self: &Arc<Self>,
+        endpoint: &Arc<Endpoint>,
+        who: &Arc<dyn Conversing>,
+        mut call: Call,
+    ) -> Events {
+        if !may_ask(&call) {
+            return endpoint.route(who, call);
+        }
+        let name = endpoint.label();
+        if !matches!(call.request.raw(Field::RequestState), None | Some(b"null")) {
+            match state::open(&self.keys, &name, &call) {
+                Err(fault) => return once(Event::Fail(fault)),
+                Ok(Continues::Inner(inner)) => {
+                    call.request = Edit::new(&call.request).set(Field::RequestState, inner).into_message();
+                }
+                Ok(Continues::Parked(id)) => {
+                    let claimed = self.claim(id, &call);
+                    return match claimed {
+                        Err(fault) => once(Event::Fail(fault)),
+                        Ok(parked) => self.clone().resume(name, call, parked),
+                    };
+                }
+            }
+        }
+        let events = endpoint.route(who, call.clone());
+        let running = Running {
+            rounds: self.clone(),
+            endpoint: name,
+            call,
+            events,
+            pending: Vec::new(),
+            keys: 0,
+            count: 0,
+            resumed: false,
+        };
+        generate(|emit| async move { running.run(&emit).await })
+    }
+
+    /// Takes a parked call, if the answers that come with `call` are such. Whoever comes second finds nothing.
+    fn claim(&self, id: u128, call: &Call) -> Result<Parked, Fault> {
+        let answers = call.request.raw(Field::InputResponses);
+        let malformed =
+            || Fault::invalid_params("inputResponses must be an object whose members are objects");
+        let answers = answers.map(json::members).transpose().map_err(|_| malformed())?.unwrap_or_default();
+        let mut parked = self.parked.lock();
+        let waiting = parked.get(&id).ok_or_else(state::expired)?;
+        let known = |key: &str| waiting.pending.iter().any(|pending| pending.key == key);
+        if answers.iter().any(|(key, value)| known(key) && !value.starts_with(b"{")) {
+            return Err(malformed());
+        }
+        parked.remove(&id).filter(|parked| Instant::now() < parked.until).ok_or_else(state::expired)
+    }
+
+    /// Goes on with a parked call: its asks get the answers of the retry.
+    fn resume(self: Arc<Self>, endpoint: String, call: Call, parked: Parked) -> Events {
+        let answers = call.request.raw(Field::InputResponses).and_then(|raw| json::members(raw).ok());
+        let answers = answers.unwrap_or_default();
+        let mut open = Vec::new();
+        for pending in parked.pending {
+            match answers.iter().find(|(key, _)| *key == pending.key) {
+                Some((_, result)) => pending.answer(result),
+                // The client may have said that it answers this, and now says that it does not.
+                None if !call.client.declares(&pending.ask.request) => refuse(pending.ask),
+                None => open.push(pending),
+            }
+        }
+        drop(answers);
+        let running = Running {
+            rounds: self,
+            endpoint,
+            call,
+            events: parked.events,
+            pending: open,
+            keys: parked.keys,
+            count: parked.rounds,
+            resumed: true,
+        };
+        generate(|emit| async move {
+            // What is missing is asked for again at once: the backend waits for it.
+            if running.pending.is_empty() { running.run(&emit).await } else { running.park() }
+        })
+    }
+
+    /// Ends what no client came back for. To be called now and then.
+    pub fn sweep(&self) {
+        let now = Instant::now();
+        let late: Vec<Parked> =
+            self.parked.lock().extract_if(|_, parked| parked.until <= now).map(|(_, p)| p).collect();
+        if !late.is_empty() {
+            tracing::info!(calls = late.len(), "calls ended whose clients gave no answer in time");
+        }
+        late.into_iter().for_each(|parked| self.end(parked, "the client gave no answer in time"));
+    }
+
+    /// Ends all that wait.
+    pub fn close(&self) {
+        let all = std::mem::take(&mut *self.parked.lock());
+        all.into_values().for_each(|parked| self.end(parked, "the gateway is shutting down"));
+    }
+
+    /// Answers the asks of a call for its client, lets it come to its own end for a while, and cancels it.
+    fn end(&self, parked: Parked, why: &str) {
+        parked.pending.into_iter().for_each(|pending| give_up(pending.ask, why));
+        let mut events = parked.events;
+        self.tasks.spawn("end parked call", async move {
+            let ended = async {
+                while let Some(event) = events.next().await {
+                    if let Event::Asks(round) = event {
+                        round
+                            .asks
+                            .into_iter()
+                            .for_each(|ask| give_up(ask, "the client gave no answer in time"));
+                    }
+                }
+            };
+            let _ = tokio::time::timeout(FAREWELL, ended).await;
+        });
+    }
+}
+
+impl Running {
+    /// Runs the call to its end, or to the moment when only the client can bring it on.
+    async fn run(mut self, emit: &Emitter) -> Event {
+        loop {
+            let next = if self.pending.is_empty() {
+                self.events.next().await
+            } else {
+                match tokio::time::timeout(GATHER, self.events.next()).await {
+                    Ok(event) => event,
+                    Err(_all_here) => return self.park(),
+                }
+            };
+            match next {
+                Some(Event::Asks(round)) => match round.resume {
+                    Resume::Live => self.take(*round),
+                    Resume::State(_) => return Event::Asks(Box::new(self.sealed(*round))),
+                },
+                Some(Event::Withdraw(key)) => self.pending.retain(|pending| !pending.withdrawn_by(key)),
+                Some(event) if event.is_terminal() => return event,
+                Some(event) => {
+                    if let Some(event) = self.renamed(event) {
+                        emit.emit(event).await;
+                    }
+                }
+                None => {
+                    let detail = "no answer".to_owned();
+                    return Event::Fail(Fault::OutcomeUnknown { backend: self.endpoint, detail });
+                }
+            }
+        }
+    }
+
+    /// Takes live asks; what the client can't answer is refused at once.
+    fn take(&mut self, round: Round) {
+        for ask in round.asks {
+            if !self.call.client.declares(&ask.request) {
+                refuse(ask);
+                continue;
+            }
+            if self.count >= self.rounds.options.max_rounds {
+                give_up(ask, "the call asks too often (limits.max_rounds)");
+                continue;
+            }
+            self.keys += 1;
+            self.pending.push(Pending { key: format!("ask-{}", self.keys), ask });
+        }
+    }
+
+    /// A state of the backend's own, sealed inside one of ours.
+    fn sealed(&self, round: Round) -> Round {
+        let Resume::State(Some(inner)) = &round.resume else { return round };
+        let continues = Continues::Inner(inner.clone());
+        let state = self.seal(&continues, INNER_VALID);
+        // The message in which it came has the other state.
+        let source = round
+            .source
+            .map(|source| Edit::new(&source).set(Field::ResultState, state.clone()).into_message());
+        Round { resume: Resume::State(Some(state)), source, ..round }
+    }
+
+    fn seal(&self, continues: &Continues, valid: Duration) -> Bytes {
+        state::seal(&self.rounds.keys, &self.endpoint, &self.call, continues, valid)
+    }
+
+    /// Leaves the call waiting, and tells the client what for.
+    fn park(self) -> Event {
+        let rounds = self.rounds.clone();
+        let id: u128 = rand::random();
+        let asks = self.pending.iter().map(Pending::shown).collect();
+        let state = self.seal(&Continues::Parked(id), rounds.options.answer_timeout);
+        let parked = Parked {
+            events: self.events,
+            pending: self.pending,
+            keys: self.keys,
+            rounds: self.count + 1,
+            until: Instant::now() + rounds.options.answer_timeout,
+        };
+        let limit = rounds.options.max_parked;
+        let mut all = rounds.parked.lock();
+        if all.len() >= limit || rounds.tasks.is_draining() {
+            drop(all);
+            let draining = rounds.tasks.is_draining();
+            let fault = if draining {
+                Fault::Draining
+            } else {
+                Fault::Busy { what: "calls that wait for an answer", limit }
+            };
+            rounds.end(parked, "the client can't be asked now");
+            return Event::Fail(fault);
+        }
+        all.insert(id, parked);
+        Event::Asks(Box::new(Round { asks, resume: Resume::State(Some(state)), source: None }))
+    }
+
+    /// An event for the request that the call goes on with now: progress has the token of that one, if it wants any.
+    fn renamed(&self, event: Event) -> Option<Event> {
+        match event {
+            Event::Notify(message) if self.resumed && message.method() == method::PROGRESS => {
+                let token = self.call.request.slice(Field::MetaProgressToken)?;
+                Some(Event::Notify(progress(&message, token)))
+            }
+            event => Some(event),
+        }
+    }
+}
+
+fn progress(message: &Message, token: Bytes) -> Message {
+    Edit::new(message).set(Field::ProgressToken, token).into_message()
+}

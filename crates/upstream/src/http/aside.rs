@@ -1,0 +1,101 @@
+//! What a backend sends on its stream of unasked messages because of a call.
+//!
+//! Nothing on that stream names a call. A backend asks because it was called, so an ask belongs to the call that runs,
+//! if there is one of which that can be said.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+
+use drawbridge_core::call::{AskKey, Emitter, Event, Round};
+use drawbridge_wire::Id;
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+
+/// What waits to be emitted by one call.
+#[derive(Default)]
+pub(super) struct Inbox {
+    events: Mutex<VecDeque<Event>>,
+    bell: Notify,
+}
+
+impl Inbox {
+    fn put(&self, event: Event) {
+        self.events.lock().push_back(event);
+        self.bell.notify_one();
+    }
+
+    /// Emits what is in the inbox while `work` runs.
+    pub(super) async fn beside<T>(&self, emit: &Emitter, work: impl Future<Output = T>) -> T {
+        let mut work = std::pin::pin!(work);
+        loop {
+            loop {
+                let next = self.events.lock().pop_front();
+                let Some(event) = next else { break };
+                emit.emit(event).await;
+            }
+            tokio::select! {
+                biased;
+                done = &mut work => return done,
+                () = self.bell.notified() => {}
+            }
+        }
+    }
+}
+
+struct Entry {
+    inbox: Arc<Inbox>,
+    /// What was asked in its name and not answered yet.
+    asked: Vec<AskKey>,
+}
+
+/// The calls that run in a session and may be asked because of.
+#[derive(Default)]
+pub(super) struct RunningCalls(Mutex<HashMap<Id, Entry>>);
+
+impl RunningCalls {
+    pub(super) fn enter(&self, id: &Id) -> Arc<Inbox> {
+        let inbox = Arc::new(Inbox::default());
+        self.0.lock().insert(id.clone(), Entry { inbox: inbox.clone(), asked: Vec::new() });
+        inbox
+    }
+
+    pub(super) fn leave(&self, id: &Id) {
+        self.0.lock().remove(id);
+    }
+
+    /// The backend has the answer to an ask.
+    pub(super) fn answered(&self, key: AskKey) {
+        for entry in self.0.lock().values_mut() {
+            entry.asked.retain(|asked| *asked != key);
+        }
+    }
+
+    /// Gives an ask to the call that it must be from: the only one, or the only one that waits for no answer. Returns it
+    /// if there is none.
+    pub(super) fn ask(&self, round: Box<Round>, key: AskKey) -> Option<Box<Round>> {
+        let mut calls = self.0.lock();
+        let only = calls.len() == 1;
+        let mut free = calls.values_mut().filter(|entry| only || entry.asked.is_empty());
+        match (free.next(), free.next()) {
+            (Some(entry), None) => {
+                entry.asked.push(key);
+                entry.inbox.put(Event::Asks(round));
+                None
+            }
+            _ => Some(round),
+        }
+    }
+
+    /// Gives a withdrawal to the call that was asked for; false if there is none.
+    pub(super) fn withdraw(&self, key: AskKey) -> bool {
+        let mut calls = self.0.lock();
+        match calls.values_mut().find(|entry| entry.asked.contains(&key)) {
+            Some(entry) => {
+                entry.asked.retain(|asked| *asked != key);
+                entry.inbox.put(Event::Withdraw(key));
+                true
+            }
+            None => false,
+        }
+    }
+}
