@@ -1,5 +1,6 @@
 //! Clients of one era in front of backends of the other.
 
+mod changes;
 mod mirror;
 mod parked;
 

@@ -135,7 +135,8 @@ impl Client {
     }
 }
 
-const TASKS_EXTENSION: &str = "io.modelcontextprotocol/tasks";
+/// The extension for tasks of 2026-07-28.
+pub const TASKS_EXTENSION: &str = "io.modelcontextprotocol/tasks";
 
 /// A capability as it can be promised where asks come the other way.
 fn bridged(key: &str, value: &[u8]) -> Bytes {

@@ -9,6 +9,8 @@ use drawbridge_core::backend::Unsolicited;
 use drawbridge_core::{Client, Conversation, Description, Fault, ProfileKey, Tasks};
 use parking_lot::Mutex;
 
+use crate::changes::session::SharedSession;
+
 /// A conversation that starts with a handshake.
 #[async_trait]
 pub(crate) trait LegacyConversation: Conversation {
@@ -17,6 +19,10 @@ pub(crate) trait LegacyConversation: Conversation {
 
     /// Gives what comes outside of calls to `sink`.
     fn attach(&self, sink: Weak<dyn Unsolicited>);
+
+    /// Receives what comes outside of calls from now on, whatever happens to the way there, until
+    /// [`Conversation::stop_listening`]. Resolves once that is so.
+    async fn hear(self: Arc<Self>) -> Result<Arc<Description>, Fault>;
 }
 
 struct Spare {
@@ -142,7 +148,7 @@ impl Described {
 pub(crate) struct SharedSessions(Mutex<HashMap<ProfileKey, Shared>>);
 
 struct Shared {
-    session: Arc<dyn Conversation>,
+    session: Arc<SharedSession>,
     used: Instant,
 }
 
@@ -153,9 +159,9 @@ impl SharedSessions {
     /// The session for clients like `client`, made by `make` if there is none.
     pub(crate) fn find(
         &self,
-        client: &Client,
+        client: &Arc<Client>,
         tasks: &Tasks,
-        make: impl FnOnce() -> Arc<dyn Conversation>,
+        make: impl FnOnce() -> Arc<dyn LegacyConversation>,
     ) -> Arc<dyn Conversation> {
         let mut sessions = self.0.lock();
         let key = client.profile();
@@ -164,12 +170,12 @@ impl SharedSessions {
             return shared.session.clone();
         }
         if sessions.len() >= MAX_SHARED_SESSIONS
-            && let Some(oldest) = sessions.iter().min_by_key(|(_, s)| s.used).map(|(key, _)| key.clone())
+            && let Some(oldest) = oldest(&sessions)
             && let Some(old) = sessions.remove(&oldest)
         {
             tasks.spawn("end shared session", async move { old.session.close().await });
         }
-        let session = make();
+        let session = SharedSession::new(make(), client.clone(), tasks.clone());
         sessions.insert(key, Shared { session: session.clone(), used: Instant::now() });
         session
     }
@@ -180,4 +186,9 @@ impl SharedSessions {
             shared.session.close().await;
         }
     }
+}
+
+/// The session used least recently, one that nobody listens to if there is any.
+fn oldest(sessions: &HashMap<ProfileKey, Shared>) -> Option<ProfileKey> {
+    sessions.iter().min_by_key(|(_, s)| (s.session.is_heard(), s.used)).map(|(key, _)| key.clone())
 }

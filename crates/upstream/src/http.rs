@@ -18,15 +18,16 @@ use async_trait::async_trait;
 use drawbridge_core::backend::{Scope, Unsolicited};
 use drawbridge_core::call::{Call, Emitter, Event, Events, forward, generate};
 use drawbridge_core::{Answers, Backend, BackendName, Client, Conversation, Description, Fault, Tasks};
-use drawbridge_wire::message::Field;
-use drawbridge_wire::{Message, method};
+use drawbridge_wire::Message;
 use parking_lot::Mutex;
 
+use crate::changes::listen::Hubs;
 use crate::described::{Described, LegacyConversation, SharedSessions};
 use crate::modern;
 use crate::options::{Options, TransportChoice};
 use crate::outbound::Outbound;
 use crate::pipe::{Dialect, Pipe};
+use crate::standing::Standing;
 use era::Era;
 pub(crate) use era::prober;
 use session::HttpSession;
@@ -41,6 +42,8 @@ pub struct HttpBackend {
     described: Described,
     /// Sessions that clients without sessions of their own share, by profile.
     shared_sessions: SharedSessions,
+    /// Those who listen to it, where it is stateless.
+    hubs: Arc<Hubs>,
 }
 
 impl HttpBackend {
@@ -54,13 +57,11 @@ impl HttpBackend {
         tasks: Tasks,
     ) -> Arc<Self> {
         let verdict = era::Verdict::new(&options, transport);
-        Arc::new(Self {
-            described: Described::new(options.era_ttl),
-            shared: Arc::new(Shared { target, headers, outbound, options, tasks }),
-            transport,
-            verdict,
-            shared_sessions: SharedSessions::default(),
-        })
+        let described = Described::new(options.era_ttl);
+        let shared = Arc::new(Shared { target, headers, outbound, options, tasks });
+        let hubs = Arc::new(Hubs::new(stateless::caller(&shared), shared.tasks.clone()));
+        let shared_sessions = SharedSessions::default();
+        Arc::new(Self { described, shared, transport, verdict, shared_sessions, hubs })
     }
 
     /// What to speak to the backend for `client`: its own dialect where the backend speaks both, since then nothing
@@ -135,6 +136,8 @@ impl Backend for HttpBackend {
         scope: Scope,
         sink: Option<Weak<dyn Unsolicited>>,
     ) -> Arc<dyn Conversation> {
+        let tasks = self.shared.tasks.clone();
+        let standing = Standing::new(self.hubs.clone(), client.clone(), sink.clone(), tasks);
         // The era may have to be asked for, which opening must not wait for.
         Arc::new(Resolving {
             backend: self,
@@ -143,7 +146,7 @@ impl Backend for HttpBackend {
             sink,
             session: Mutex::new(None),
             opening: tokio::sync::Mutex::default(),
-            level: Mutex::new(None),
+            standing: Arc::new(standing),
         })
     }
 
@@ -165,8 +168,8 @@ struct Resolving {
     sink: Option<Weak<dyn Unsolicited>>,
     session: Mutex<Option<Arc<dyn Conversation>>>,
     opening: tokio::sync::Mutex<()>,
-    /// The log level that the client chose, for backends that want it with each request.
-    level: Mutex<Option<bytes::Bytes>>,
+    /// What the client has set, for when the backend keeps nothing.
+    standing: Arc<Standing>,
 }
 
 impl Resolving {
@@ -183,7 +186,7 @@ impl Resolving {
         let backend = &self.backend;
         let session: Arc<dyn Conversation> = match (self.scope, backend.described.take_spare(&self.client)) {
             (Scope::Profile, _) => {
-                let make = || backend.legacy(era, &self.client, None) as Arc<dyn Conversation>;
+                let make = || backend.legacy(era, &self.client, None);
                 backend.shared_sessions.find(&self.client, &backend.shared.tasks, make)
             }
             (Scope::Session, Some(spare)) => {
@@ -219,11 +222,11 @@ impl Resolving {
                 let last = forward(emit, session.call(call)).await;
                 return last.ok_or_else(|| shared.options.outcome_unknown("no answer"));
             }
-            if call.request.method() == method::SET_LEVEL {
-                *self.level.lock() = call.request.raw(Field::Level).map(bytes::Bytes::copy_from_slice);
+            if let Some(event) = self.standing.answer(&*self.backend, &call).await {
+                return Ok(event);
             }
-            let level = self.level.lock().clone();
-            match stateless::run(shared, emit, &call, level.as_ref()).await {
+            let call = self.standing.said_with(call.clone());
+            match stateless::run(shared, emit, &call).await {
                 Ok(event) => return Ok(modern::permitted(&call, event, &shared.options)),
                 Err(stateless::Stop::Fault(fault)) => return Err(fault),
                 Err(stateless::Stop::NotModern) if std::mem::take(&mut again) => {
@@ -260,7 +263,7 @@ impl Conversation for Resolving {
         let resolving = self.clone();
         self.backend.shared.tasks.spawn("listen to backend", async move {
             match resolving.backend.era(&resolving.client).await {
-                Ok(Era::Modern) => {}
+                Ok(Era::Modern) => resolving.standing.clone().listen(resolving.backend.clone()),
                 Ok(legacy) => match resolving.session(&legacy).await {
                     Ok(session) => session.listen(),
                     Err(fault) => tracing::debug!(error.code = fault.code(), "not listening: {fault}"),
@@ -274,12 +277,14 @@ impl Conversation for Resolving {
     }
 
     fn stop_listening(&self) {
+        self.standing.stop_listening();
         if let Some(session) = &*self.session.lock() {
             session.stop_listening();
         }
     }
 
     async fn close(&self) {
+        self.standing.close();
         let session = self.session.lock().take();
         if self.scope == Scope::Session
             && let Some(session) = session

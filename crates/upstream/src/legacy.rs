@@ -97,14 +97,12 @@ pub(crate) fn handshake(answer: &Message, client: &Client, options: &Options) ->
     Ok(Handshake { version, description: std::sync::Arc::new(description) })
 }
 
-/// What of a backend's capabilities works for `client`: its changes come unasked, its tasks are those of
-/// sessions.
+/// What of a backend's capabilities works for `client`: its tasks are those of sessions.
 fn towards(client: &Client, capabilities: &Bytes) -> Bytes {
     if client.answers == Answers::Live {
         return capabilities.clone();
     }
-    let kept = json::filter_members(capabilities, |key| key != "tasks");
-    modern::without_changes(&kept)
+    json::filter_members(capabilities, |key| key != "tasks")
 }
 
 /// Live asks of a backend, so that it can take them back.
@@ -257,22 +255,8 @@ pub(crate) async fn answer(id: &Id, answer: oneshot::Receiver<Message>) -> Bytes
 
 /// The answer to a call whose method this dialect has no use for; `None` if the backend is to be asked.
 pub(crate) fn local_answer(call: &Call) -> Option<Events> {
-    match call.request.method().as_ref() {
-        method::LISTEN => Some(listen()),
-        // Tasks of sessions are not those of stateless clients.
-        tasks if call.client.answers == Answers::ByRetry && tasks.starts_with("tasks/") => {
-            Some(once(Event::Fail(Fault::method_not_found(tasks))))
-        }
-        _ => None,
-    }
-}
-
-/// A listen at a backend that tells of changes unasked: nothing of it is honoured, and it stays open until the
-/// client leaves.
-fn listen() -> Events {
-    use futures_util::StreamExt as _;
-    Box::pin(
-        futures_util::stream::once(async { modern::nothing_honoured() })
-            .chain(futures_util::stream::pending()),
-    )
+    let method = call.request.method();
+    // Tasks of sessions are not those of stateless clients.
+    let is_foreign = call.client.answers == Answers::ByRetry && method.starts_with("tasks/");
+    is_foreign.then(|| once(Event::Fail(Fault::method_not_found(&method))))
 }

@@ -8,8 +8,10 @@
 //! Must not know: axum, Redis, SQL, configuration files.
 
 pub mod answer;
+mod changes;
 mod described;
 pub mod http;
+mod inbox;
 pub mod legacy;
 pub mod modern;
 pub mod options;
@@ -17,6 +19,7 @@ pub mod outbound;
 mod pipe;
 pub mod process;
 mod restore;
+mod standing;
 pub mod stdio;
 
 pub use http::HttpBackend;

@@ -4,9 +4,10 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use drawbridge_core::call::{Ask, AskKey, Call, Event, Reply, Resume, Round, Shape};
+use drawbridge_core::client::TASKS_EXTENSION;
 use drawbridge_core::{Answers, Client, Description, Fault};
 use drawbridge_wire::message::Field;
-use drawbridge_wire::{Edit, Id, Kind, Message, ProtocolVersion, RpcError, code, header, json, method};
+use drawbridge_wire::{Edit, Id, Kind, Message, ProtocolVersion, code, header, json, method};
 
 use crate::options::Options;
 
@@ -19,14 +20,8 @@ const LEVEL_KEY: &str = "io.modelcontextprotocol/logLevel";
 pub(crate) const VERSION: ProtocolVersion = ProtocolVersion::V2026_07_28;
 
 /// The request as this backend gets it: another id, and the metadata of `client` where it is not there yet.
-/// `token` replaces the progress token, `level` is the log level that a session chose.
-pub(crate) fn outgoing(
-    request: &Message,
-    id: &Id,
-    client: &Client,
-    token: Option<&Bytes>,
-    level: Option<&Bytes>,
-) -> Bytes {
+/// `token` replaces the progress token.
+pub(crate) fn outgoing(request: &Message, id: &Id, client: &Client, token: Option<&Bytes>) -> Bytes {
     let capabilities = client.capabilities_towards(Answers::ByRetry);
     let edit = Edit::new(request).id(id);
     let has_token = request.raw(Field::MetaProgressToken).is_some();
@@ -45,7 +40,7 @@ pub(crate) fn outgoing(
         (VERSION_KEY, Some(Bytes::from(version))),
         (CAPABILITIES_KEY, Some(capabilities)),
         (CLIENT_KEY, client.info.clone()),
-        (LEVEL_KEY, request.slice(Field::MetaLogLevel).or_else(|| level.cloned())),
+        (LEVEL_KEY, request.slice(Field::MetaLogLevel)),
         ("progressToken", own_token.filter(|_| has_token)),
     ];
     let add: Vec<_> = members.iter().filter_map(|(key, value)| Some((*key, value.as_deref()?))).collect();
@@ -68,7 +63,7 @@ pub(crate) fn headers(request: &Message) -> Vec<(&'static str, String)> {
 /// The `server/discover` request for `client`.
 pub(crate) fn discover(id: &Id, client: &Client) -> Message {
     let bare = Message::request(id, method::DISCOVER, b"{}");
-    let text = outgoing(&bare, id, client, None, None);
+    let text = outgoing(&bare, id, client, None);
     Message::parse(text).unwrap_or(bare)
 }
 
@@ -108,32 +103,14 @@ pub(crate) fn description(answer: &Message, client: &Client) -> Option<Descripti
     })
 }
 
-/// What of a backend's capabilities works for `client`: it must listen for changes, and tasks and other
-/// extensions are agreed per request.
+/// What of a backend's capabilities works for `client`: tasks are agreed per request, by those who know the extension.
 fn towards(client: &Client, capabilities: &Bytes) -> Bytes {
-    if client.answers == Answers::ByRetry {
-        return capabilities.clone();
+    let extensions = json::member(capabilities, "extensions").filter(|_| client.answers == Answers::Live);
+    match extensions.map(|raw| json::filter_members(raw, |key| key != TASKS_EXTENSION)) {
+        Some(kept) if kept.len() > b"{}".len() => json::replace_member(capabilities, "extensions", &kept),
+        Some(_) => json::filter_members(capabilities, |key| key != "extensions"),
+        None => capabilities.clone(),
     }
-    let kept = json::filter_members(capabilities, |key| key != "extensions");
-    without_changes(&kept)
-}
-
-/// Capabilities without the promise to tell of changes.
-pub(crate) fn without_changes(capabilities: &[u8]) -> Bytes {
-    let all = json::members(capabilities).unwrap_or_default();
-    let quiet: Vec<_> = all
-        .iter()
-        .map(|(key, value)| {
-            let value =
-                if value.starts_with(b"{") && matches!(key.as_ref(), "tools" | "prompts" | "resources") {
-                    json::filter_members(value, |flag| flag != "listChanged" && flag != "subscribe")
-                } else {
-                    Bytes::copy_from_slice(value)
-                };
-            (key, value)
-        })
-        .collect();
-    json::object(quiet.iter().map(|(key, value)| (key.as_ref(), &value[..])))
 }
 
 /// Whether an error says that the backend speaks this dialect.
@@ -214,24 +191,8 @@ pub(crate) fn may_ask(call: &Call) -> bool {
     ASKING.contains(&call.request.method().as_ref())
 }
 
-/// The acknowledgement of a listen of which nothing can be honoured.
-pub(crate) fn nothing_honoured() -> Event {
-    Event::Notify(Message::notification(method::SUBSCRIPTIONS_ACKNOWLEDGED, br#"{"notifications":{}}"#))
-}
-
-/// The answer to a request whose method this dialect has no use for; `None` if the backend is to be asked.
-pub(crate) fn local_answer(request: &Message) -> Option<Event> {
-    let id = Id::from_number(0);
-    match request.method().as_ref() {
-        method::SET_LEVEL => {
-            let message = Message::result(&id, b"{}");
-            Some(Event::Done(Reply { message, shape: Shape::Plain }))
-        }
-        method::RESOURCES_SUBSCRIBE | method::RESOURCES_UNSUBSCRIBE => {
-            let error =
-                RpcError::new(code::METHOD_NOT_FOUND, format!("method not found: {}", request.method()));
-            Some(Event::Done(Reply { message: error.to_message(Some(&id)), shape: Shape::Plain }))
-        }
-        _ => None,
-    }
+/// The acknowledgement of a listen of which this is honoured.
+pub(crate) fn acknowledged(honoured: &[u8]) -> Event {
+    let params = json::object([("notifications", honoured)]);
+    Event::Notify(Message::notification(method::SUBSCRIPTIONS_ACKNOWLEDGED, &params))
 }

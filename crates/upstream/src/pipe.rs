@@ -5,7 +5,7 @@
 //! backend's ask goes to the call in flight if there is exactly one, else to whoever takes what comes unasked.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -14,13 +14,14 @@ use bytes::Bytes;
 use drawbridge_core::backend::Unsolicited;
 use drawbridge_core::call::{Call, Emitter, Event, Events, generate};
 use drawbridge_core::fault::{Deadline, Size};
-use drawbridge_core::{Client, Conversation, Description, Fault, Retry, Tasks};
+use drawbridge_core::{Answers, Client, Conversation, Description, Fault, Retry, Tasks};
 use drawbridge_wire::message::Field;
 use drawbridge_wire::{Edit, Id, Message, method};
 use parking_lot::Mutex;
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
+use crate::changes::Filter;
 use crate::described::LegacyConversation;
 use crate::legacy::{self, Handshake, OpenAsks};
 use crate::modern;
@@ -132,7 +133,12 @@ pub(crate) struct Pipe {
     opening: tokio::sync::Mutex<()>,
     next_id: AtomicU64,
     restore: Restore,
-    level: Mutex<Option<Bytes>>,
+    /// Somebody listens, so the channel is kept open.
+    heard: AtomicBool,
+    /// The client takes what comes unasked; so the channel is kept open if it has asked to be told of something.
+    has_reader: AtomicBool,
+    /// A channel was open before, so what its listeners missed is not known.
+    was_open: AtomicBool,
     closed: CancellationToken,
 }
 
@@ -156,14 +162,19 @@ impl Pipe {
             opening: tokio::sync::Mutex::default(),
             next_id: AtomicU64::new(1),
             restore: Restore::default(),
-            level: Mutex::new(None),
+            heard: AtomicBool::new(false),
+            has_reader: AtomicBool::new(false),
+            was_open: AtomicBool::new(false),
             closed: CancellationToken::new(),
         })
     }
 
     /// Ends the channel if no call is running, to make room for another. Returns since when it was idle, or
-    /// `None` if it is busy or there is no channel.
+    /// `None` if it is busy, is listened to, or there is no channel.
     pub(crate) fn idle_since(&self) -> Option<Instant> {
+        if self.is_heard() {
+            return None;
+        }
         let current = self.current.lock();
         let connection = current.as_ref()?;
         connection.is_idle().then(|| *connection.used.lock())
@@ -211,7 +222,49 @@ impl Pipe {
         }
         unfinished.disarm();
         *self.current.lock() = Some(connection.clone());
+        if self.was_open.swap(true, Ordering::AcqRel) {
+            self.tell_everything(&connection);
+        }
         Ok(connection)
+    }
+
+    /// Tells whoever listens that all may have changed that the backend tells of.
+    fn tell_everything(&self, connection: &Connection) {
+        let sink = self.sink.lock().as_ref().and_then(Weak::upgrade);
+        let handshake = connection.handshake.lock();
+        let (Some(sink), Some(handshake)) = (sink, handshake.as_ref()) else { return };
+        let mut filter = Filter::all_lists().offered_by(&handshake.description.capabilities);
+        filter.uris = self.restore.subscriptions();
+        filter.everything().into_iter().for_each(|message| sink.deliver(Event::Notify(message)));
+    }
+
+    /// Whether the channel is to be open without a call too: somebody waits for what comes unasked.
+    fn is_heard(&self) -> bool {
+        self.heard.load(Ordering::Acquire)
+            || (self.has_reader.load(Ordering::Acquire) && !self.restore.subscriptions().is_empty())
+    }
+
+    /// Opens the channel again for those who listen, later and later if that fails.
+    fn reopen_for_listeners(self: &Arc<Self>) {
+        let pipe = self.clone();
+        let work = async move {
+            let mut pause = Duration::from_millis(500);
+            while pipe.is_heard() {
+                tokio::time::sleep(pause).await;
+                if pipe.open().await.is_ok() {
+                    return;
+                }
+                pause = (pause * 2).min(Duration::from_secs(30));
+            }
+        };
+        let (closed, drain) = (self.closed.clone(), self.tasks.drain_token().clone());
+        self.tasks.spawn("listen again", async move {
+            tokio::select! {
+                () = closed.cancelled() => {}
+                () = drain.cancelled() => {}
+                () = work => {}
+            }
+        });
     }
 
     async fn shake_hands(self: &Arc<Self>, connection: &Arc<Connection>) -> Result<(), Fault> {
@@ -265,6 +318,9 @@ impl Pipe {
         connection.calls.lock().clear();
         self.forget_connection(&connection);
         receiver.close(&*self.carrier).await;
+        if self.dialect == Dialect::Legacy && !self.closed.is_cancelled() && self.is_heard() {
+            self.reopen_for_listeners();
+        }
     }
 
     fn forget_connection(&self, connection: &Arc<Connection>) {
@@ -277,8 +333,8 @@ impl Pipe {
     async fn until_idle(&self, connection: &Connection) {
         let Some(limit) = self.carrier.idle_stop() else { return std::future::pending().await };
         loop {
-            let idle_for =
-                if connection.is_idle() { connection.used.lock().elapsed() } else { Duration::ZERO };
+            let idle = connection.is_idle() && !self.is_heard();
+            let idle_for = if idle { connection.used.lock().elapsed() } else { Duration::ZERO };
             if idle_for >= limit {
                 return;
             }
@@ -396,20 +452,22 @@ impl Pipe {
         *connection.used.lock() = Instant::now();
     }
 
-    /// Takes what belongs to no call in particular. Where nobody listens to the whole conversation, a log message can
-    /// only be from the one call that runs.
+    /// Takes what belongs to no call in particular. A client that takes nothing unasked gets log messages with the one
+    /// call that runs, or not at all.
     fn unasked(&self, connection: &Connection, event: Event) {
         let sink = self.sink.lock().as_ref().and_then(Weak::upgrade);
-        match (sink, event) {
-            (Some(sink), event) => sink.deliver(event),
-            (None, Event::Asks(round)) => legacy::refuse_round(*round),
-            (None, Event::Notify(message)) if message.method() == method::LOG_MESSAGE => {
+        match (event, sink) {
+            (Event::Notify(message), _)
+                if self.client.answers == Answers::ByRetry && message.method() == method::LOG_MESSAGE =>
+            {
                 let only = only_call(&connection.calls.lock());
                 if let Some(number) = only {
                     to_call(connection, number, Event::Notify(message));
                 }
             }
-            (None, _) => {}
+            (event, Some(sink)) => sink.deliver(event),
+            (Event::Asks(round), None) => legacy::refuse_round(*round),
+            (_, None) => {}
         }
     }
 
@@ -427,14 +485,6 @@ impl Pipe {
         call: &Call,
         acknowledged: Acknowledged,
     ) -> Result<Event, Fault> {
-        if self.dialect == Dialect::Modern {
-            if call.request.method() == method::SET_LEVEL {
-                *self.level.lock() = call.request.raw(Field::Level).map(Bytes::copy_from_slice);
-            }
-            if let Some(event) = modern::local_answer(&call.request) {
-                return Ok(event);
-            }
-        }
         let mut attempt = 0;
         let (connection, slot, mut events, mut done) = loop {
             let connection = self.open().await?;
@@ -471,7 +521,14 @@ impl Pipe {
                 }
                 Some(Event::Notify(message))
                     if acknowledged == Acknowledged::Yes
-                        && message.method() == method::SUBSCRIPTIONS_ACKNOWLEDGED => {}
+                        && message.method() == method::SUBSCRIPTIONS_ACKNOWLEDGED =>
+                {
+                    // Whatever changed meanwhile was not told.
+                    let honoured = Filter::read(message.raw(Field::Notifications).unwrap_or(b"{}"));
+                    for missed in honoured.everything() {
+                        emit.emit(Event::Notify(missed)).await;
+                    }
+                }
                 Some(event) => emit.emit(event).await,
                 None => {
                     slot.forget();
@@ -517,10 +574,7 @@ impl Pipe {
         let id = Id::from_number(number);
         match self.dialect {
             Dialect::Legacy => legacy::outgoing(call, &id),
-            Dialect::Modern => {
-                let level = self.level.lock().clone();
-                modern::outgoing(&call.request, &id, &call.client, Some(id.literal()), level.as_ref())
-            }
+            Dialect::Modern => modern::outgoing(&call.request, &id, &call.client, Some(id.literal())),
         }
     }
 }
@@ -666,6 +720,7 @@ impl Conversation for Pipe {
         if self.dialect == Dialect::Modern {
             return;
         }
+        self.has_reader.store(true, Ordering::Release);
         let pipe = self.clone();
         self.tasks.spawn("open backend", async move {
             if let Err(fault) = pipe.open().await {
@@ -674,8 +729,11 @@ impl Conversation for Pipe {
         });
     }
 
-    /// The channel carries everything or nothing.
-    fn stop_listening(&self) {}
+    /// The channel carries everything or nothing, and may be closed when it is idle.
+    fn stop_listening(&self) {
+        self.heard.store(false, Ordering::Release);
+        self.has_reader.store(false, Ordering::Release);
+    }
 
     async fn close(&self) {
         self.closed.cancel();
@@ -693,6 +751,11 @@ impl LegacyConversation for Pipe {
 
     fn attach(&self, sink: Weak<dyn Unsolicited>) {
         *self.sink.lock() = Some(sink);
+    }
+
+    async fn hear(self: Arc<Self>) -> Result<Arc<Description>, Fault> {
+        self.heard.store(true, Ordering::Release);
+        self.handshake().await
     }
 }
 

@@ -42,6 +42,13 @@ impl Restore {
         }
     }
 
+    /// The resources that the client subscribed to.
+    pub(crate) fn subscriptions(&self) -> std::collections::BTreeSet<String> {
+        let messages = self.0.lock();
+        let subscribed = messages.iter().filter(|m| m.method() == method::RESOURCES_SUBSCRIBE);
+        subscribed.filter_map(|m| m.text(Field::Uri).map(std::borrow::Cow::into_owned)).collect()
+    }
+
     /// The requests to send again, each under a fresh id.
     pub(crate) fn messages(&self, mut id: impl FnMut() -> Id) -> Vec<Bytes> {
         self.0.lock().iter().map(|m| Edit::new(m).id(&id()).finish().into_bytes()).collect()

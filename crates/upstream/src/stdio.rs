@@ -18,12 +18,14 @@ use drawbridge_wire::{Id, Message};
 use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+use crate::changes::listen::{Caller, Hubs};
 use crate::described::{Described, LegacyConversation, SharedSessions};
 use crate::http::prober;
 use crate::modern;
 use crate::options::{EraChoice, Options};
 use crate::pipe::{self, Carrier, Channel, Dialect, Pipe, Received, Receiver, Sender};
 use crate::process::{Backoff, Control, GuardCommand, Line, Lines, Process, Spec, Writer};
+use crate::standing::{Standing, StandingConversation};
 
 /// Limits of a program's processes.
 #[derive(Debug, Clone)]
@@ -278,6 +280,8 @@ pub struct StdioBackend {
     shared: SharedSessions,
     /// The process that serves everybody, of a stateless program.
     everybody: Mutex<Option<Arc<Pipe>>>,
+    /// Those who listen to it, where it is stateless.
+    hubs: Arc<Hubs>,
 }
 
 /// How long a fresh process may take to say what it speaks; one that is silent gets a handshake.
@@ -316,13 +320,21 @@ impl StdioBackend {
         for cap in [&launcher.own, &launcher.cap] {
             cap.launchers.lock().push(Arc::downgrade(&launcher));
         }
-        Arc::new(Self {
-            launcher,
-            dialect: Mutex::new(pinned),
-            probing: tokio::sync::Mutex::default(),
-            described,
-            shared: SharedSessions::default(),
-            everybody: Mutex::new(None),
+        Arc::new_cyclic(|me: &Weak<Self>| {
+            let (me, tasks) = (me.clone(), launcher.tasks.clone());
+            let caller: Caller = Arc::new(move |call| match me.upgrade() {
+                Some(backend) => backend.everybody().call(call),
+                None => drawbridge_core::call::once(Event::Fail(Fault::Draining)),
+            });
+            Self {
+                launcher,
+                dialect: Mutex::new(pinned),
+                probing: tokio::sync::Mutex::default(),
+                described,
+                shared: SharedSessions::default(),
+                everybody: Mutex::new(None),
+                hubs: Arc::new(Hubs::new(caller, tasks)),
+            }
         })
     }
 
@@ -387,17 +399,24 @@ impl StdioBackend {
     }
 
     async fn conversation(
-        &self,
+        self: &Arc<Self>,
         client: &Arc<Client>,
         scope: Scope,
         sink: Option<Weak<dyn Unsolicited>>,
     ) -> Result<Arc<dyn Conversation>, Fault> {
         if self.dialect().await? == Dialect::Modern {
-            return Ok(self.everybody());
+            let everybody = self.everybody();
+            if scope == Scope::Profile {
+                return Ok(everybody);
+            }
+            let (hubs, tasks) = (self.hubs.clone(), self.launcher.tasks.clone());
+            let standing = Arc::new(Standing::new(hubs, client.clone(), sink, tasks));
+            return Ok(Arc::new(StandingConversation { backend: self.clone(), everybody, standing }));
         }
         if scope == Scope::Profile {
-            let make =
-                || self.launcher.new_pipe(Dialect::Legacy, client.clone(), None) as Arc<dyn Conversation>;
+            let make = || {
+                self.launcher.new_pipe(Dialect::Legacy, client.clone(), None) as Arc<dyn LegacyConversation>
+            };
             return Ok(self.shared.find(client, &self.launcher.tasks, make));
         }
         match self.described.take_spare(client) {
@@ -543,8 +562,7 @@ impl Conversation for Resolving {
 
     async fn close(&self) {
         // A conversation that others share is not this one's to end.
-        let own = self.scope == Scope::Session && *self.backend.dialect.lock() == Some(Dialect::Legacy);
-        if let Some(conversation) = self.known().filter(|_| own) {
+        if let Some(conversation) = self.known().filter(|_| self.scope == Scope::Session) {
             conversation.close().await;
         }
     }

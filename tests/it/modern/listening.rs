@@ -34,17 +34,6 @@ async fn r086_the_acknowledgement_comes_first_and_names_what_is_honoured() {
 }
 
 #[tokio::test]
-async fn r086_a_backend_without_listening_honours_nothing_and_says_so() {
-    let (gateway, _demo) = in_front_of_demo("legacy").await;
-    let mut stream = listen(&gateway, json!(5), json!({ "toolsListChanged": true })).await;
-    let ack = stream.message().await;
-    assert_eq!((&ack["method"], &ack["params"]["notifications"]), (&json!(ACK), &json!({})));
-    assert_eq!(ack["params"]["_meta"][SUBSCRIPTION], 5);
-    let capabilities = gateway.modern().call("server/discover", json!({})).await;
-    assert!(capabilities["result"]["capabilities"]["tools"].get("listChanged").is_none());
-}
-
-#[tokio::test]
 async fn r087_only_what_was_asked_for_comes_and_all_of_it_names_the_subscription() {
     let (gateway, _demo) = in_front_of_demo("modern").await;
     for id in [json!("7"), json!(7), json!("é\u{1f600}")] {

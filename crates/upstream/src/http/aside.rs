@@ -3,44 +3,14 @@
 //! Nothing on that stream names a call. A backend asks because it was called, so an ask belongs to the call that runs,
 //! if there is one of which that can be said.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::sync::Arc;
 
-use drawbridge_core::call::{AskKey, Emitter, Event, Round};
+use drawbridge_core::call::{AskKey, Event, Round};
 use drawbridge_wire::Id;
 use parking_lot::Mutex;
-use tokio::sync::Notify;
 
-/// What waits to be emitted by one call.
-#[derive(Default)]
-pub(super) struct Inbox {
-    events: Mutex<VecDeque<Event>>,
-    bell: Notify,
-}
-
-impl Inbox {
-    fn put(&self, event: Event) {
-        self.events.lock().push_back(event);
-        self.bell.notify_one();
-    }
-
-    /// Emits what is in the inbox while `work` runs.
-    pub(super) async fn beside<T>(&self, emit: &Emitter, work: impl Future<Output = T>) -> T {
-        let mut work = std::pin::pin!(work);
-        loop {
-            loop {
-                let next = self.events.lock().pop_front();
-                let Some(event) = next else { break };
-                emit.emit(event).await;
-            }
-            tokio::select! {
-                biased;
-                done = &mut work => return done,
-                () = self.bell.notified() => {}
-            }
-        }
-    }
-}
+use crate::inbox::Inbox;
 
 struct Entry {
     inbox: Arc<Inbox>,

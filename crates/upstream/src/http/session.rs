@@ -18,10 +18,12 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
-use super::aside::{Inbox, RunningCalls};
+use super::aside::RunningCalls;
 use super::shared::{COURTESY, Shared};
 use crate::answer::{self, Answer, EventStream};
+use crate::changes::Filter;
 use crate::described::LegacyConversation;
+use crate::inbox::Inbox;
 use crate::legacy::{self, Handshake, Incoming, OpenAsks};
 use crate::restore::Restore;
 
@@ -77,6 +79,8 @@ pub(super) struct HttpSession {
     listening: AtomicBool,
     /// Calls that run; the backend may ask because of them.
     running: AtomicUsize,
+    /// There was a session before the one that is open: what its listeners missed is not known.
+    was_lost: AtomicBool,
     /// Rung when `listening` or `running` may have come to nothing.
     interest: Notify,
     closed: CancellationToken,
@@ -100,6 +104,7 @@ impl HttpSession {
             restore: Restore::default(),
             listening: AtomicBool::new(false),
             running: AtomicUsize::new(0),
+            was_lost: AtomicBool::new(false),
             interest: Notify::new(),
             closed: CancellationToken::new(),
         })
@@ -149,7 +154,38 @@ impl HttpSession {
             self.start_stream(&opened).await;
         }
         *self.opened.lock() = Some(opened.clone());
+        if self.was_lost.swap(false, Ordering::AcqRel) {
+            self.tell_everything(&opened);
+        }
         Ok(opened)
+    }
+
+    /// Tells whoever listens that all may have changed that the backend tells of.
+    fn tell_everything(&self, opened: &Opened) {
+        let Some(sink) = self.sink() else { return };
+        let mut filter = Filter::all_lists().offered_by(&opened.handshake.description.capabilities);
+        filter.uris = self.restore.subscriptions();
+        filter.everything().into_iter().for_each(|message| sink.deliver(Event::Notify(message)));
+    }
+
+    /// Opens the session again for those who listen, when nothing else does.
+    fn reopen_for_listeners(self: &Arc<Self>) {
+        let session = self.clone();
+        let work = async move {
+            let mut pause = Duration::from_secs(1);
+            while session.listening.load(Ordering::Acquire) && session.open().await.is_err() {
+                tokio::time::sleep(pause).await;
+                pause = (pause * 2).min(Duration::from_secs(30));
+            }
+        };
+        let (closed, drain) = (self.closed.clone(), self.shared.tasks.drain_token().clone());
+        self.shared.tasks.spawn("listen again", async move {
+            tokio::select! {
+                () = closed.cancelled() => {}
+                () = drain.cancelled() => {}
+                () = work => {}
+            }
+        });
     }
 
     /// Sets what the client had set in the session that this one follows.
@@ -198,6 +234,7 @@ impl HttpSession {
         let mut current = self.opened.lock();
         if current.as_ref().is_some_and(|c| Arc::ptr_eq(c, opened)) {
             *current = None;
+            self.was_lost.store(true, Ordering::Release);
         }
         opened.gone.cancel();
     }
@@ -367,6 +404,9 @@ impl HttpSession {
                 () = Box::pin(session.read_stream(stream.patient(), &opened)) => {}
             }
             opened.streaming.store(false, Ordering::Release);
+            if gone.is_cancelled() && session.listening.load(Ordering::Acquire) {
+                session.reopen_for_listeners();
+            }
         });
     }
 
@@ -437,6 +477,10 @@ impl HttpSession {
                 Ok(response) if response.status().is_client_error() => return None,
                 Ok(response) => {
                     if let Some(next) = EventStream::of(response, options) {
+                        if resumable.is_none() {
+                            // Whatever was sent meanwhile is lost.
+                            self.tell_everything(opened);
+                        }
                         return Some(next.patient().after(resumable));
                     }
                 }
@@ -618,5 +662,10 @@ impl LegacyConversation for HttpSession {
 
     fn attach(&self, sink: Weak<dyn Unsolicited>) {
         *self.sink.lock() = Some(sink);
+    }
+
+    async fn hear(self: Arc<Self>) -> Result<Arc<Description>, Fault> {
+        self.listening.store(true, Ordering::Release);
+        self.handshake().await
     }
 }

@@ -1,9 +1,9 @@
 //! Calls to a stateless backend: a POST each, and nothing is kept.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use bytes::Bytes;
-use drawbridge_core::call::{Call, Emitter, Event, Reply, Shape};
+use drawbridge_core::call::{Call, Emitter, Event, Reply, Shape, generate};
 use drawbridge_core::fault::Deadline;
 use drawbridge_core::{Answers, Client, Description, Fault};
 use drawbridge_wire::{Id, Kind, Message, code, method};
@@ -12,6 +12,7 @@ use http::{HeaderName, HeaderValue, StatusCode};
 use super::era;
 use super::shared::Shared;
 use crate::answer::{self, Answer, EventStream};
+use crate::changes::listen::Caller;
 use crate::modern;
 
 /// Why a call has no terminal event.
@@ -51,38 +52,39 @@ pub(super) async fn discover(shared: &Shared, client: &Client) -> Result<Option<
     Ok(modern::description(&message, client))
 }
 
+/// Starts calls that are not those of one client.
+pub(super) fn caller(shared: &Arc<Shared>) -> Caller {
+    let shared = shared.clone();
+    Arc::new(move |call| {
+        let shared = shared.clone();
+        generate(|emit| async move {
+            match run(&shared, &emit, &call).await {
+                Ok(event) => event,
+                Err(Stop::Fault(fault)) => Event::Fail(fault),
+                Err(Stop::NotModern) => Event::Fail(shared.options.bad_answer("it is stateless no more")),
+            }
+        })
+    })
+}
+
 /// Runs a call to its terminal event.
-pub(super) async fn run(
-    shared: &Shared,
-    emit: &Emitter,
-    call: &Call,
-    level: Option<&Bytes>,
-) -> Result<Event, Stop> {
-    if let Some(event) = modern::local_answer(&call.request) {
-        return Ok(event);
-    }
+pub(super) async fn run(shared: &Shared, emit: &Emitter, call: &Call) -> Result<Event, Stop> {
     // A listen is meant to be quiet and to last.
     if call.request.method() == method::LISTEN {
-        return exchange(shared, emit, call, level, true).await;
+        return exchange(shared, emit, call, true).await;
     }
     let limit = shared.options.timeout;
-    let ran = tokio::time::timeout(limit, exchange(shared, emit, call, level, false)).await;
+    let ran = tokio::time::timeout(limit, exchange(shared, emit, call, false)).await;
     ran.unwrap_or_else(|_| Err(shared.options.late(Deadline::Total).into()))
 }
 
-async fn exchange(
-    shared: &Shared,
-    emit: &Emitter,
-    call: &Call,
-    level: Option<&Bytes>,
-    patient: bool,
-) -> Result<Event, Stop> {
+async fn exchange(shared: &Shared, emit: &Emitter, call: &Call, patient: bool) -> Result<Event, Stop> {
     let id = next_id();
     let mut headers = era::headers(&call.request);
     headers.extend(call.params_headers.iter().filter_map(|(name, value)| {
         Some((HeaderName::from_bytes(name.as_bytes()).ok()?, HeaderValue::from_str(value).ok()?))
     }));
-    let text = modern::outgoing(&call.request, &id, &call.client, None, level);
+    let text = modern::outgoing(&call.request, &id, &call.client, None);
     let response = shared.post(&headers, text).await?;
     match answer::read(response, &shared.options).await? {
         Answer::Message(status, message) if is_foreign(status, &message) => Err(Stop::NotModern),

@@ -1,0 +1,206 @@
+//! Changes of a backend on their way to those who listen, whatever the two speak.
+//!
+//! A stateless client listens by a call that names what it wants; a client with a session takes changes unasked and
+//! subscribes to resources by requests. A backend with sessions tells unasked and takes subscriptions by requests
+//! ([`session`]); a stateless one is listened to ([`listen`]). Here is what the four have in common: a [`Filter`], and
+//! [`Listeners`] that each have one.
+
+pub(crate) mod listen;
+pub(crate) mod session;
+
+use std::borrow::Cow;
+use std::collections::BTreeSet;
+use std::sync::{Arc, Weak};
+
+use bytes::Bytes;
+use drawbridge_core::backend::Unsolicited;
+use drawbridge_core::call::Event;
+use drawbridge_wire::message::Field;
+use drawbridge_wire::{Message, json, method};
+use parking_lot::Mutex;
+
+/// A client may listen to at most this many resources at once.
+const MAX_URIS: usize = 1024;
+
+/// Lists that may change: the member of a listen's filter, the member of a backend's capabilities, the notification.
+const LISTS: [(&str, &str, &str); 3] = [
+    ("toolsListChanged", "tools", method::TOOLS_LIST_CHANGED),
+    ("promptsListChanged", "prompts", method::PROMPTS_LIST_CHANGED),
+    ("resourcesListChanged", "resources", method::RESOURCES_LIST_CHANGED),
+];
+
+/// What somebody wants to hear of.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Filter {
+    lists: [bool; LISTS.len()],
+    pub(crate) uris: BTreeSet<String>,
+}
+
+impl Filter {
+    /// Changes of all lists.
+    pub(crate) fn all_lists() -> Self {
+        Self { lists: [true; LISTS.len()], uris: BTreeSet::new() }
+    }
+
+    /// Reads the `notifications` of a listen or of its acknowledgement; what is unknown is not wanted.
+    pub(crate) fn read(notifications: &[u8]) -> Self {
+        let wants = |(flag, ..): &(&str, &str, &str)| json::member(notifications, flag) == Some(b"true");
+        let uris =
+            json::member(notifications, "resourceSubscriptions").and_then(|raw| json::elements(raw).ok());
+        let uris = uris.unwrap_or_default();
+        Self {
+            lists: LISTS.each_ref().map(wants),
+            uris: uris
+                .into_iter()
+                .filter_map(json::decode_string)
+                .take(MAX_URIS)
+                .map(Cow::into_owned)
+                .collect(),
+        }
+    }
+
+    /// The `notifications` that say this.
+    pub(crate) fn write(&self) -> Bytes {
+        let uris: Vec<String> = self.uris.iter().map(|uri| json::encode_string(uri)).collect();
+        let uris = json::array(uris.iter().map(String::as_bytes));
+        let lists =
+            LISTS.iter().zip(self.lists).filter(|(_, on)| *on).map(|((flag, ..), _)| (*flag, &b"true"[..]));
+        json::object(lists.chain((!self.uris.is_empty()).then_some(("resourceSubscriptions", &uris[..]))))
+    }
+
+    /// What of this a backend with these `capabilities` tells of.
+    pub(crate) fn offered_by(&self, capabilities: &[u8]) -> Self {
+        let offers =
+            |capability: &str, flag: &str| json::at(capabilities, &[capability, flag]) == Some(b"true");
+        let mut lists = self.lists;
+        for ((_, capability, _), on) in LISTS.iter().zip(&mut lists) {
+            *on &= offers(capability, "listChanged");
+        }
+        let uris = if offers("resources", "subscribe") { self.uris.clone() } else { BTreeSet::new() };
+        Self { lists, uris }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.lists == [false; LISTS.len()] && self.uris.is_empty()
+    }
+
+    /// Adds what `other` wants.
+    pub(crate) fn add(&mut self, other: &Self) {
+        for (on, more) in self.lists.iter_mut().zip(other.lists) {
+            *on |= more;
+        }
+        self.uris.extend(other.uris.iter().cloned());
+    }
+
+    /// Takes out what `other` has.
+    pub(crate) fn without(&self, other: &Self) -> Self {
+        let mut lists = self.lists;
+        lists.iter_mut().zip(other.lists).for_each(|(on, theirs)| *on &= !theirs);
+        Self { lists, uris: self.uris.difference(&other.uris).cloned().collect() }
+    }
+
+    /// Whether `notification` is one of these. An update may be of a part of what was subscribed to.
+    pub(crate) fn wants(&self, notification: &Message) -> bool {
+        let method = notification.method();
+        if method == method::RESOURCES_UPDATED {
+            let uri = notification.text(Field::Uri).unwrap_or_default();
+            return self.uris.iter().any(|own| uri.starts_with(own.as_str()));
+        }
+        LISTS.iter().zip(self.lists).any(|((.., name), on)| on && method == *name)
+    }
+
+    /// All that may have changed, as notifications: for when the way to a backend was lost.
+    pub(crate) fn everything(&self) -> Vec<Message> {
+        let lists = LISTS.iter().zip(self.lists).filter(|(_, on)| *on);
+        let lists = lists.map(|((.., name), _)| Message::notification(name, b"{}"));
+        let updates = self.uris.iter().map(|uri| {
+            let uri = json::encode_string(uri);
+            Message::notification(method::RESOURCES_UPDATED, &json::object([("uri", uri.as_bytes())]))
+        });
+        lists.chain(updates).collect()
+    }
+}
+
+struct Listener {
+    number: u64,
+    filter: Filter,
+    to: Weak<dyn Unsolicited>,
+}
+
+/// Those who listen to one backend.
+#[derive(Default)]
+pub(crate) struct Listeners(Mutex<(u64, Vec<Listener>)>);
+
+impl Listeners {
+    /// Enters a listener; the number names it.
+    pub(crate) fn enter(&self, filter: Filter, to: Weak<dyn Unsolicited>) -> u64 {
+        let mut all = self.0.lock();
+        all.0 += 1;
+        let number = all.0;
+        all.1.push(Listener { number, filter, to });
+        number
+    }
+
+    /// Gives a listener another filter.
+    pub(crate) fn set(&self, number: u64, filter: Filter) {
+        if let Some(listener) = self.0.lock().1.iter_mut().find(|l| l.number == number) {
+            listener.filter = filter;
+        }
+    }
+
+    /// Takes a listener out.
+    pub(crate) fn leave(&self, number: u64) {
+        self.0.lock().1.retain(|l| l.number != number);
+    }
+
+    /// What any of them wants.
+    pub(crate) fn union(&self) -> Filter {
+        let mut union = Filter::default();
+        self.0.lock().1.iter().filter(|l| l.to.strong_count() > 0).for_each(|l| union.add(&l.filter));
+        union
+    }
+
+    /// Tells those who want to hear of it.
+    pub(crate) fn tell(&self, notification: &Message) {
+        let wanted: Vec<_> = {
+            let all = self.0.lock();
+            let wanted = all.1.iter().filter(|l| l.filter.wants(notification));
+            wanted.filter_map(|l| l.to.upgrade()).collect()
+        };
+        wanted.iter().for_each(|to: &Arc<dyn Unsolicited>| to.deliver(Event::Notify(notification.clone())));
+    }
+
+    /// Tells everybody that all of `filter` may have changed.
+    pub(crate) fn tell_everything(&self, filter: &Filter) {
+        filter.everything().iter().for_each(|notification| self.tell(notification));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_filter_reads_what_it_writes_and_leaves_out_what_nobody_knows() {
+        let text = br#"{"toolsListChanged":true,"promptsListChanged":false,"madeUp":true,"resourceSubscriptions":["a://b","\u0061://b",7]}"#;
+        let filter = Filter::read(text);
+        assert_eq!(filter.write(), r#"{"toolsListChanged":true,"resourceSubscriptions":["a://b"]}"#);
+        assert_eq!(Filter::read(&filter.write()), filter);
+        assert_eq!(Filter::read(b"{}").write(), "{}");
+        let offered = filter.offered_by(br#"{"tools":{"listChanged":true},"resources":{}}"#);
+        assert_eq!(offered.write(), r#"{"toolsListChanged":true}"#);
+        assert!(filter.without(&offered).lists == [false; 3] && !filter.without(&offered).is_empty());
+    }
+
+    #[test]
+    fn an_update_of_a_part_is_for_those_who_want_the_whole() {
+        let filter = Filter::read(br#"{"resourceSubscriptions":["file:///a"]}"#);
+        let updated = |uri: &str| {
+            Message::notification(method::RESOURCES_UPDATED, format!(r#"{{"uri":"{uri}"}}"#).as_bytes())
+        };
+        assert!(filter.wants(&updated("file:///a")) && filter.wants(&updated("file:///a/b")));
+        assert!(!filter.wants(&updated("file:///b")));
+        assert!(!filter.wants(&Message::notification(method::TOOLS_LIST_CHANGED, b"{}")));
+        assert_eq!(filter.everything().len(), 1);
+    }
+}

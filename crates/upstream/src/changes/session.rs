@@ -1,0 +1,180 @@
+//! Listening to a backend that tells of changes in a session: subscriptions are counted, and the last listener of a
+//! resource ends the backend's.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Weak};
+
+use async_trait::async_trait;
+use drawbridge_core::backend::Unsolicited;
+use drawbridge_core::call::{Call, Emitter, Event, Events, generate};
+use drawbridge_core::{Client, Conversation, Fault, Tasks};
+use drawbridge_wire::message::Field;
+use drawbridge_wire::{Id, Message, json, method};
+use futures_util::StreamExt as _;
+use parking_lot::Mutex;
+
+use super::{Filter, Listeners};
+use crate::described::LegacyConversation;
+use crate::inbox::Inbox;
+use crate::legacy;
+use crate::modern;
+
+/// A session that several clients share, and those of them who listen.
+pub(crate) struct SharedSession {
+    session: Arc<dyn LegacyConversation>,
+    client: Arc<Client>,
+    tasks: Tasks,
+    listeners: Arc<Listeners>,
+    /// How many listeners each resource has that the backend was asked to tell of.
+    subscribed: tokio::sync::Mutex<HashMap<String, usize>>,
+    /// How many listens are open.
+    open: Mutex<usize>,
+    /// Kept alive for the session, which holds it weakly.
+    _ear: Arc<Ear>,
+}
+
+/// Takes what the session tells unasked.
+struct Ear(Arc<Listeners>);
+
+impl Unsolicited for Ear {
+    fn deliver(&self, event: Event) {
+        match event {
+            Event::Notify(message) => self.0.tell(&message),
+            // No call is known to have caused it, and nobody listens for asks.
+            Event::Asks(round) => legacy::refuse_round(*round),
+            _ => {}
+        }
+    }
+}
+
+impl SharedSession {
+    pub(crate) fn new(session: Arc<dyn LegacyConversation>, client: Arc<Client>, tasks: Tasks) -> Arc<Self> {
+        let listeners = Arc::<Listeners>::default();
+        let ear = Arc::new(Ear(listeners.clone()));
+        let sink: Weak<dyn Unsolicited> = Arc::downgrade(&(ear.clone() as Arc<dyn Unsolicited>));
+        session.attach(sink);
+        let (subscribed, open) = (tokio::sync::Mutex::default(), Mutex::default());
+        Arc::new(Self { session, client, tasks, listeners, subscribed, open, _ear: ear })
+    }
+
+    /// Whether somebody listens.
+    pub(crate) fn is_heard(&self) -> bool {
+        *self.open.lock() > 0
+    }
+
+    async fn listen(self: Arc<Self>, emit: &Emitter, call: &Call) -> Result<Event, Fault> {
+        let wanted = Filter::read(call.request.raw(Field::Notifications).unwrap_or(b"{}"));
+        *self.open.lock() += 1;
+        let mut listening = Listening { shared: self.clone(), number: None, filter: Filter::default() };
+        let description = self.session.clone().hear().await?;
+        let offered = wanted.offered_by(&description.capabilities);
+        let inbox = Arc::new(Inbox::default());
+        let to: Weak<dyn Unsolicited> = Arc::downgrade(&(inbox.clone() as Arc<dyn Unsolicited>));
+        // Entered before the backend is asked, so that no update falls in between.
+        listening.number = Some(self.listeners.enter(offered.clone(), to));
+        for uri in &offered.uris {
+            if self.subscribe(uri).await {
+                listening.filter.uris.insert(uri.clone());
+            }
+        }
+        let honoured = Filter { uris: listening.filter.uris.clone(), ..offered };
+        if let Some(number) = listening.number {
+            self.listeners.set(number, honoured.clone());
+        }
+        emit.emit(modern::acknowledged(&honoured.write())).await;
+        inbox.beside(emit, std::future::pending()).await
+    }
+
+    /// Counts a listener of `uri`; asks the backend if it is the first. Returns whether the backend tells of it.
+    async fn subscribe(&self, uri: &str) -> bool {
+        let mut subscribed = self.subscribed.lock().await;
+        if let Some(count) = subscribed.get_mut(uri) {
+            *count += 1;
+            return true;
+        }
+        let done = self.request(method::RESOURCES_SUBSCRIBE, uri).await;
+        if done {
+            subscribed.insert(uri.to_owned(), 1);
+        }
+        done
+    }
+
+    async fn unsubscribe(&self, uri: &str) {
+        let mut subscribed = self.subscribed.lock().await;
+        let Some(count) = subscribed.get_mut(uri) else { return };
+        *count -= 1;
+        if *count == 0 {
+            subscribed.remove(uri);
+            self.request(method::RESOURCES_UNSUBSCRIBE, uri).await;
+        }
+    }
+
+    async fn request(&self, method: &str, uri: &str) -> bool {
+        let uri = json::encode_string(uri);
+        let request = Message::request(&Id::from_number(0), method, &json::object([("uri", uri.as_bytes())]));
+        let client = self.client.clone();
+        let call = Call { request, client, params_headers: smallvec::SmallVec::new() };
+        let mut events = self.session.clone().call(call);
+        while let Some(event) = events.next().await {
+            if let Event::Done(reply) = event {
+                return !reply.is_error();
+            }
+        }
+        false
+    }
+}
+
+/// A listen while it is open.
+struct Listening {
+    shared: Arc<SharedSession>,
+    number: Option<u64>,
+    filter: Filter,
+}
+
+impl Drop for Listening {
+    fn drop(&mut self) {
+        let shared = self.shared.clone();
+        if let Some(number) = self.number {
+            shared.listeners.leave(number);
+        }
+        let last = {
+            let mut open = shared.open.lock();
+            *open -= 1;
+            *open == 0
+        };
+        if last {
+            shared.session.stop_listening();
+        }
+        let uris = std::mem::take(&mut self.filter.uris);
+        if !uris.is_empty() {
+            let tasks = shared.tasks.clone();
+            tasks.spawn("end subscriptions", async move {
+                for uri in &uris {
+                    shared.unsubscribe(uri).await;
+                }
+            });
+        }
+    }
+}
+
+#[async_trait]
+impl Conversation for SharedSession {
+    fn call(self: Arc<Self>, call: Call) -> Events {
+        if call.request.method() != method::LISTEN {
+            return self.session.clone().call(call);
+        }
+        generate(|emit| async move { self.listen(&emit, &call).await.unwrap_or_else(Event::Fail) })
+    }
+
+    async fn notify(&self, notification: Message) {
+        self.session.notify(notification).await;
+    }
+
+    fn listen(self: Arc<Self>) {}
+
+    fn stop_listening(&self) {}
+
+    async fn close(&self) {
+        self.session.close().await;
+    }
+}

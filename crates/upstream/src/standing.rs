@@ -1,0 +1,163 @@
+//! What a client with a session has set at a stateless backend. The backend keeps nothing, so it is said again with
+//! each request (the log level) or listened for (changes).
+
+use std::sync::{Arc, Weak};
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use drawbridge_core::backend::Unsolicited;
+use drawbridge_core::call::{Call, Event, Events, Reply, Shape, forward, generate};
+use drawbridge_core::{Backend, Client, Conversation, Fault, Tasks};
+use drawbridge_wire::message::Field;
+use drawbridge_wire::{Edit, Id, Message, RpcError, code, method};
+use parking_lot::Mutex;
+
+use crate::changes::Filter;
+use crate::changes::listen::{Hubs, Subscription};
+
+/// The settings of one session.
+pub(crate) struct Standing {
+    hubs: Arc<Hubs>,
+    client: Arc<Client>,
+    sink: Option<Weak<dyn Unsolicited>>,
+    tasks: Tasks,
+    level: Mutex<Option<Bytes>>,
+    subscription: Mutex<Option<Arc<Subscription>>>,
+}
+
+impl Standing {
+    pub(crate) fn new(
+        hubs: Arc<Hubs>,
+        client: Arc<Client>,
+        sink: Option<Weak<dyn Unsolicited>>,
+        tasks: Tasks,
+    ) -> Self {
+        Self { hubs, client, sink, tasks, level: Mutex::default(), subscription: Mutex::default() }
+    }
+
+    /// This client's part in listening, from now on.
+    fn subscription(&self) -> Option<Arc<Subscription>> {
+        let sink = self.sink.clone()?;
+        let mut slot = self.subscription.lock();
+        Some(slot.get_or_insert_with(|| Arc::new(self.hubs.subscription(&self.client, sink))).clone())
+    }
+
+    /// Changes of the lists that `backend` tells of are of interest.
+    pub(crate) fn listen(self: Arc<Self>, backend: Arc<dyn Backend>) {
+        let tasks = self.tasks.clone();
+        tasks.spawn("listen to backend", async move {
+            let Ok(description) = backend.describe(&self.client).await else { return };
+            let lists = Filter::all_lists().offered_by(&description.capabilities);
+            if !lists.is_empty()
+                && let Some(subscription) = self.subscription()
+            {
+                subscription.change(|filter| filter.add(&lists));
+            }
+        });
+    }
+
+    /// Changes of lists are of no interest any more.
+    pub(crate) fn stop_listening(&self) {
+        if let Some(subscription) = &*self.subscription.lock() {
+            subscription.change(|filter| *filter = filter.without(&Filter::all_lists()));
+        }
+    }
+
+    /// The request as it goes to the backend: it wants messages of the level that the session has set.
+    pub(crate) fn said_with(&self, call: Call) -> Call {
+        let Some(level) = self.level.lock().clone() else { return call };
+        let request = Edit::new(&call.request).set_missing(Field::MetaLogLevel, level).into_message();
+        Call { request, ..call }
+    }
+
+    /// The answer to a request that only sets something; `None` if the backend is to be asked.
+    pub(crate) async fn answer(&self, backend: &dyn Backend, call: &Call) -> Option<Event> {
+        let request = &call.request;
+        match request.method().as_ref() {
+            method::SET_LEVEL => {
+                *self.level.lock() = request.raw(Field::Level).map(Bytes::copy_from_slice);
+                Some(done())
+            }
+            method::RESOURCES_SUBSCRIBE => {
+                Some(self.subscribe(backend, request).await.unwrap_or_else(Event::Fail))
+            }
+            method::RESOURCES_UNSUBSCRIBE => {
+                let uri = request.text(Field::Uri).unwrap_or_default();
+                if let Some(subscription) = &*self.subscription.lock() {
+                    subscription.change(|filter| {
+                        filter.uris.remove(uri.as_ref());
+                    });
+                }
+                Some(done())
+            }
+            _ => None,
+        }
+    }
+
+    async fn subscribe(&self, backend: &dyn Backend, request: &Message) -> Result<Event, Fault> {
+        let uri =
+            request.text(Field::Uri).ok_or_else(|| Fault::invalid_params("\"uri\" must be a string"))?;
+        let mut wanted = Filter::default();
+        wanted.uris.insert(uri.clone().into_owned());
+        let description = backend.describe(&self.client).await?;
+        let subscription =
+            self.subscription().filter(|_| !wanted.offered_by(&description.capabilities).is_empty());
+        let subscription =
+            subscription.ok_or_else(|| Fault::method_not_found(method::RESOURCES_SUBSCRIBE))?;
+        if subscription.subscribe(&uri).await? {
+            return Ok(done());
+        }
+        let message = format!("backend \"{}\" does not tell of changes of {uri}", backend.name());
+        Err(Fault::Rpc(RpcError::new(code::INTERNAL_ERROR, message)))
+    }
+
+    /// Forgets what was set.
+    pub(crate) fn close(&self) {
+        *self.subscription.lock() = None;
+    }
+}
+
+/// An empty result.
+fn done() -> Event {
+    Event::Done(Reply { message: Message::result(&Id::from_number(0), b"{}"), shape: Shape::Plain })
+}
+
+/// A session in front of a conversation that all clients share.
+pub(crate) struct StandingConversation {
+    pub(crate) backend: Arc<dyn Backend>,
+    pub(crate) everybody: Arc<dyn Conversation>,
+    pub(crate) standing: Arc<Standing>,
+}
+
+#[async_trait]
+impl Conversation for StandingConversation {
+    fn call(self: Arc<Self>, call: Call) -> Events {
+        generate(|emit| async move {
+            if let Some(event) = self.standing.answer(&*self.backend, &call).await {
+                return event;
+            }
+            let call = self.standing.said_with(call);
+            let lost = || Fault::OutcomeUnknown {
+                backend: self.backend.name().to_string(),
+                detail: "no answer".to_owned(),
+            };
+            forward(&emit, self.everybody.clone().call(call)).await.unwrap_or_else(|| Event::Fail(lost()))
+        })
+    }
+
+    async fn notify(&self, notification: Message) {
+        self.everybody.notify(notification).await;
+    }
+
+    fn listen(self: Arc<Self>) {
+        self.standing.clone().listen(self.backend.clone());
+    }
+
+    fn stop_listening(&self) {
+        self.standing.stop_listening();
+    }
+
+    async fn close(&self) {
+        self.standing.close();
+    }
+}
