@@ -3,6 +3,7 @@
 mod changes;
 mod mirror;
 mod parked;
+mod tasks;
 
 use drawbridge_testkit::client::{Modern, Session};
 use drawbridge_testkit::gateway::{DemoBackend, Gateway, binary};

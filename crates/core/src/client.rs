@@ -118,7 +118,14 @@ impl Client {
             .filter(|(key, _)| key != "tasks" && (key != "elicitation" || self.version.has_elicitation()))
             .map(|(key, value)| (key.as_ref(), bridged(key, value)))
             .collect();
-        json::object(kept.iter().map(|(key, value)| (*key, &value[..])))
+        let capabilities = json::object(kept.iter().map(|(key, value)| (*key, &value[..])));
+        if answers == Answers::Live {
+            return capabilities;
+        }
+        // Tasks become answers on the way, so any client can take them.
+        let extensions = json::member(&capabilities, "extensions").unwrap_or(b"{}");
+        let extensions = json::replace_member(extensions, TASKS_EXTENSION, b"{}");
+        json::replace_member(&capabilities, "extensions", &extensions)
     }
 
     /// The same client without the promise to handle tasks, for routes that can't tell whose task an id is.
@@ -180,7 +187,7 @@ mod tests {
         assert_eq!(client.capabilities_towards(Answers::Live), capabilities);
         assert_eq!(
             client.capabilities_towards(Answers::ByRetry),
-            r#"{"sampling":{},"roots":{},"elicitation":{"url":{}},"extensions":{"a/b":{"x": 1}}}"#
+            r#"{"sampling":{},"roots":{},"elicitation":{"url":{}},"extensions":{"a/b":{"x": 1},"io.modelcontextprotocol/tasks":{}}}"#
         );
     }
 

@@ -203,8 +203,20 @@ fn give_up(ask: Ask, why: &str) {
     let _ = reply.send(answer);
 }
 
+/// A request as it stands in a result that asks, without what only requests of their own have.
+pub fn embedded(ask: &Message) -> Bytes {
+    let method = json::encode_string(&ask.method());
+    let params = ask.raw(Field::Params).map(|params| match ask.method().as_ref() {
+        // The key of the ask tells it apart.
+        method::ELICITATION_CREATE => json::filter_members(params, |key| key != "elicitationId"),
+        _ => Bytes::copy_from_slice(params),
+    });
+    let members = [("method", Some(method.as_bytes())), ("params", params.as_deref())];
+    json::object(members.into_iter().filter_map(|(key, value)| Some((key, value?))))
+}
+
 /// Answers a live ask that the client did not say it can answer.
-fn refuse(ask: Ask) {
+pub fn refuse(ask: Ask) {
     let Some((reply, id)) = ask.reply.zip(ask.request.id()) else { return };
     let what = format!("the client does not offer {}", ask.request.method());
     let _ = reply.send(RpcError::new(code::METHOD_NOT_FOUND, what).to_message(Some(&id)));

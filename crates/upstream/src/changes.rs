@@ -2,11 +2,10 @@
 //!
 //! A stateless client listens by a call that names what it wants; a client with a session takes changes unasked and
 //! subscribes to resources by requests. A backend with sessions tells unasked and takes subscriptions by requests
-//! ([`session`]); a stateless one is listened to ([`listen`]). Here is what the four have in common: a [`Filter`], and
+//! ([`crate::shared_session`]); a stateless one is listened to ([`listen`]). Here is what the four have in common: a [`Filter`], and
 //! [`Listeners`] that each have one.
 
 pub(crate) mod listen;
-pub(crate) mod session;
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;

@@ -9,7 +9,7 @@ use drawbridge_core::backend::Unsolicited;
 use drawbridge_core::{Client, Conversation, Description, Fault, ProfileKey, Tasks};
 use parking_lot::Mutex;
 
-use crate::changes::session::SharedSession;
+use crate::shared_session::SharedSession;
 
 /// A conversation that starts with a handshake.
 #[async_trait]

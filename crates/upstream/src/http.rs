@@ -227,7 +227,10 @@ impl Resolving {
             }
             let call = self.standing.said_with(call.clone());
             match stateless::run(shared, emit, &call).await {
-                Ok(event) => return Ok(modern::permitted(&call, event, &shared.options)),
+                Ok(event) => {
+                    let event = modern::permitted(&call, event, &shared.options);
+                    return Ok(self.standing.awaited(emit, &call, event).await);
+                }
                 Err(stateless::Stop::Fault(fault)) => return Err(fault),
                 Err(stateless::Stop::NotModern) if std::mem::take(&mut again) => {
                     self.backend.verdict.forget();

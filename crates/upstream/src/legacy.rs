@@ -1,7 +1,8 @@
 //! The dialect of the backends that open with `initialize` (2024-11-05 to 2025-11-25).
 
 use bytes::Bytes;
-use drawbridge_core::call::{Ask, AskKey, Call, Event, Events, Reply, Resume, Round, Shape, once};
+use drawbridge_core::call::{Ask, AskKey, Call, Event, Reply, Resume, Round, Shape};
+use drawbridge_core::client::TASKS_EXTENSION;
 use drawbridge_core::{Answers, Client, Description, Fault};
 use drawbridge_wire::level::severity;
 use drawbridge_wire::message::Field;
@@ -27,8 +28,6 @@ pub(crate) fn outgoing(call: &Call, id: &Id) -> Bytes {
     ];
     // The engine has taken out what these were for.
     let edit = Edit::new(request).id(id).remove(Field::InputResponses).remove(Field::RequestState);
-    // A stateless client does not ask for a task this way, and could not take one.
-    let edit = if call.client.answers == Answers::ByRetry { edit.remove(Field::Task) } else { edit };
     let edit = if foreign.iter().any(|f| request.raw(*f).is_some()) {
         let drop = |key: &str| key == "progressToken" || key.starts_with(FOREIGN_META);
         let token = [("progressToken", &id.literal()[..])];
@@ -97,12 +96,18 @@ pub(crate) fn handshake(answer: &Message, client: &Client, options: &Options) ->
     Ok(Handshake { version, description: std::sync::Arc::new(description) })
 }
 
-/// What of a backend's capabilities works for `client`: its tasks are those of sessions.
+/// What of a backend's capabilities works for `client`: tasks are told to a stateless one in the form of the extension.
 fn towards(client: &Client, capabilities: &Bytes) -> Bytes {
     if client.answers == Answers::Live {
         return capabilities.clone();
     }
-    json::filter_members(capabilities, |key| key != "tasks")
+    let kept = json::filter_members(capabilities, |key| key != "tasks");
+    if json::at(capabilities, &["tasks", "requests", "tools", "call"]).is_none() {
+        return kept;
+    }
+    let extensions = json::member(&kept, "extensions").unwrap_or(b"{}");
+    let extensions = json::replace_member(extensions, TASKS_EXTENSION, b"{}");
+    json::replace_member(&kept, "extensions", &extensions)
 }
 
 /// Live asks of a backend, so that it can take them back.
@@ -251,12 +256,4 @@ pub(crate) async fn answer(id: &Id, answer: oneshot::Receiver<Message>) -> Bytes
             .bytes()
             .clone(),
     }
-}
-
-/// The answer to a call whose method this dialect has no use for; `None` if the backend is to be asked.
-pub(crate) fn local_answer(call: &Call) -> Option<Events> {
-    let method = call.request.method();
-    // Tasks of sessions are not those of stateless clients.
-    let is_foreign = call.client.answers == Answers::ByRetry && method.starts_with("tasks/");
-    is_foreign.then(|| once(Event::Fail(Fault::method_not_found(&method))))
 }

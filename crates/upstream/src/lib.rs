@@ -19,8 +19,10 @@ pub mod outbound;
 mod pipe;
 pub mod process;
 mod restore;
+mod shared_session;
 mod standing;
 pub mod stdio;
+mod tasks;
 
 pub use http::HttpBackend;
 pub use options::{EraChoice, Options, TransportChoice};

@@ -10,6 +10,7 @@ use drawbridge_wire::message::Field;
 use drawbridge_wire::{Edit, Id, Kind, Message, ProtocolVersion, code, header, json, method};
 
 use crate::options::Options;
+use crate::tasks;
 
 const VERSION_KEY: &str = "io.modelcontextprotocol/protocolVersion";
 const CAPABILITIES_KEY: &str = "io.modelcontextprotocol/clientCapabilities";
@@ -149,14 +150,10 @@ fn error(message: Message, backend: &str) -> Event {
 fn round(message: Message) -> Round {
     let requests =
         message.raw(Field::InputRequests).and_then(|raw| json::members(raw).ok()).unwrap_or_default();
-    let asks = requests.iter().map(|(key, request)| {
-        let asked = json::member(request, "method").and_then(json::decode_string).unwrap_or_default();
-        let params = json::member(request, "params").unwrap_or(b"{}");
-        Ask {
-            key: AskKey::next(),
-            request: Message::request(&Id::from_text(key), &asked, params),
-            reply: None,
-        }
+    let asks = requests.iter().map(|(key, request)| Ask {
+        key: AskKey::next(),
+        request: tasks::embedded(key, request),
+        reply: None,
     });
     let asks = asks.collect();
     let state = message.slice(Field::ResultState);

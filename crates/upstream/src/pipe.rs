@@ -687,11 +687,6 @@ impl Drop for Slot {
 impl Conversation for Pipe {
     fn call(self: Arc<Self>, call: Call) -> Events {
         let is_listen = call.request.method() == method::LISTEN;
-        if self.dialect == Dialect::Legacy
-            && let Some(events) = legacy::local_answer(&call)
-        {
-            return events;
-        }
         generate(|emit| async move {
             if is_listen {
                 return self.listen_for_good(&emit, &call).await;

@@ -6,7 +6,7 @@ use std::sync::{Arc, Weak};
 use async_trait::async_trait;
 use bytes::Bytes;
 use drawbridge_core::backend::Unsolicited;
-use drawbridge_core::call::{Call, Event, Events, Reply, Shape, forward, generate};
+use drawbridge_core::call::{Call, Emitter, Event, Events, Reply, Shape, forward, generate};
 use drawbridge_core::{Backend, Client, Conversation, Fault, Tasks};
 use drawbridge_wire::message::Field;
 use drawbridge_wire::{Edit, Id, Message, RpcError, code, method};
@@ -14,6 +14,7 @@ use parking_lot::Mutex;
 
 use crate::changes::Filter;
 use crate::changes::listen::{Hubs, Subscription};
+use crate::tasks;
 
 /// The settings of one session.
 pub(crate) struct Standing {
@@ -111,6 +112,17 @@ impl Standing {
         Err(Fault::Rpc(RpcError::new(code::INTERNAL_ERROR, message)))
     }
 
+    /// The end of a call: where the backend has made a task of it, that of the task, unless the client knows tasks.
+    pub(crate) async fn awaited(&self, emit: &Emitter, call: &Call, event: Event) -> Event {
+        match &event {
+            Event::Done(reply) if !tasks::knows_extension(&call.client) => match tasks::created(reply) {
+                Some(id) => tasks::drive(emit, self.hubs.caller(), &self.tasks, call, reply, &id).await,
+                None => event,
+            },
+            _ => event,
+        }
+    }
+
     /// Forgets what was set.
     pub(crate) fn close(&self) {
         *self.subscription.lock() = None;
@@ -141,7 +153,8 @@ impl Conversation for StandingConversation {
                 backend: self.backend.name().to_string(),
                 detail: "no answer".to_owned(),
             };
-            forward(&emit, self.everybody.clone().call(call)).await.unwrap_or_else(|| Event::Fail(lost()))
+            let last = forward(&emit, self.everybody.clone().call(call.clone())).await;
+            self.standing.awaited(&emit, &call, last.unwrap_or_else(|| Event::Fail(lost()))).await
         })
     }
 

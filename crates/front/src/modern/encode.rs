@@ -2,6 +2,7 @@
 
 use drawbridge_core::call::{Event, Reply, Resume, Round, Shape};
 use drawbridge_core::endpoint::SERVER_INFO;
+use drawbridge_core::rounds;
 use drawbridge_wire::level::severity;
 use drawbridge_wire::message::Field;
 use drawbridge_wire::{Edit, Id, Kind, Message, Payload, RpcError, code, json, method};
@@ -113,7 +114,7 @@ impl Encoder {
                     .iter()
                     .map(|ask| {
                         let key = ask.request.id().and_then(|id| id.text().map(std::borrow::Cow::into_owned));
-                        (key.unwrap_or_default(), embedded(&ask.request))
+                        (key.unwrap_or_default(), rounds::embedded(&ask.request))
                     })
                     .collect();
                 let asks = json::object(asks.iter().map(|(key, ask)| (key.as_str(), &ask[..])));
@@ -179,18 +180,6 @@ impl Encoder {
             if code == message.error_code() { edit } else { edit.set(Field::ErrorCode, code.to_string()) };
         Out { payload: edit.finish(), status: status_of(code), terminal: true }
     }
-}
-
-/// A request as it stands in a result that asks.
-fn embedded(ask: &Message) -> bytes::Bytes {
-    let method = json::encode_string(&ask.method());
-    let params = ask.raw(Field::Params).map(|params| match ask.method().as_ref() {
-        // Of the other era: here the key of the ask tells it apart.
-        method::ELICITATION_CREATE => json::filter_members(params, |key| key != "elicitationId"),
-        _ => bytes::Bytes::copy_from_slice(params),
-    });
-    let members = [("method", Some(method.as_bytes())), ("params", params.as_deref())];
-    json::object(members.into_iter().filter_map(|(key, value)| Some((key, value?))))
 }
 
 /// Whether a code is one that only the specification may give, and has not given.

@@ -36,6 +36,11 @@ impl Hubs {
         Self { caller, tasks, hubs: Mutex::default() }
     }
 
+    /// Starts calls of the backend that are not those of one client.
+    pub(crate) fn caller(&self) -> &Caller {
+        &self.caller
+    }
+
     /// A place among the listeners like `client`, for what `to` takes.
     pub(crate) fn subscription(&self, client: &Arc<Client>, to: Weak<dyn Unsolicited>) -> Subscription {
         let mut hubs = self.hubs.lock();

@@ -608,9 +608,6 @@ impl Drop for CancelGuard {
 #[async_trait]
 impl Conversation for HttpSession {
     fn call(self: Arc<Self>, call: Call) -> Events {
-        if let Some(events) = legacy::local_answer(&call) {
-            return events;
-        }
         generate(|emit| async move {
             let limit = self.shared.options.timeout;
             let ran = tokio::time::timeout(limit, self.run(&emit, &call)).await;

@@ -1,5 +1,7 @@
-//! Listening to a backend that tells of changes in a session: subscriptions are counted, and the last listener of a
-//! resource ends the backend's.
+//! A session with a backend that stateless clients share.
+//!
+//! What only sessions have is put in the form that these clients know: subscriptions are counted, and the last listener
+//! of a resource ends the backend's; tasks are those of the extension ([`crate::tasks::session`]).
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
@@ -13,11 +15,12 @@ use drawbridge_wire::{Id, Message, json, method};
 use futures_util::StreamExt as _;
 use parking_lot::Mutex;
 
-use super::{Filter, Listeners};
+use crate::changes::{Filter, Listeners};
 use crate::described::LegacyConversation;
 use crate::inbox::Inbox;
 use crate::legacy;
 use crate::modern;
+use crate::tasks::session::SessionTasks;
 
 /// A session that several clients share, and those of them who listen.
 pub(crate) struct SharedSession {
@@ -25,6 +28,7 @@ pub(crate) struct SharedSession {
     client: Arc<Client>,
     tasks: Tasks,
     listeners: Arc<Listeners>,
+    session_tasks: Arc<SessionTasks>,
     /// How many listeners each resource has that the backend was asked to tell of.
     subscribed: tokio::sync::Mutex<HashMap<String, usize>>,
     /// How many listens are open.
@@ -34,12 +38,17 @@ pub(crate) struct SharedSession {
 }
 
 /// Takes what the session tells unasked.
-struct Ear(Arc<Listeners>);
+struct Ear(Arc<Listeners>, Arc<SessionTasks>);
 
 impl Unsolicited for Ear {
     fn deliver(&self, event: Event) {
         match event {
-            Event::Notify(message) => self.0.tell(&message),
+            Event::Notify(message) => {
+                if message.method() == method::TOOLS_LIST_CHANGED {
+                    self.1.forget_tools();
+                }
+                self.0.tell(&message);
+            }
             // No call is known to have caused it, and nobody listens for asks.
             Event::Asks(round) => legacy::refuse_round(*round),
             _ => {}
@@ -50,11 +59,12 @@ impl Unsolicited for Ear {
 impl SharedSession {
     pub(crate) fn new(session: Arc<dyn LegacyConversation>, client: Arc<Client>, tasks: Tasks) -> Arc<Self> {
         let listeners = Arc::<Listeners>::default();
-        let ear = Arc::new(Ear(listeners.clone()));
+        let session_tasks = SessionTasks::new(session.clone(), tasks.clone());
+        let ear = Arc::new(Ear(listeners.clone(), session_tasks.clone()));
         let sink: Weak<dyn Unsolicited> = Arc::downgrade(&(ear.clone() as Arc<dyn Unsolicited>));
         session.attach(sink);
         let (subscribed, open) = (tokio::sync::Mutex::default(), Mutex::default());
-        Arc::new(Self { session, client, tasks, listeners, subscribed, open, _ear: ear })
+        Arc::new(Self { session, client, tasks, listeners, session_tasks, subscribed, open, _ear: ear })
     }
 
     /// Whether somebody listens.
@@ -77,7 +87,8 @@ impl SharedSession {
                 listening.filter.uris.insert(uri.clone());
             }
         }
-        let honoured = Filter { uris: listening.filter.uris.clone(), ..offered };
+        let mut honoured = offered;
+        honoured.uris.clone_from(&listening.filter.uris);
         if let Some(number) = listening.number {
             self.listeners.set(number, honoured.clone());
         }
@@ -160,10 +171,14 @@ impl Drop for Listening {
 #[async_trait]
 impl Conversation for SharedSession {
     fn call(self: Arc<Self>, call: Call) -> Events {
-        if call.request.method() != method::LISTEN {
-            return self.session.clone().call(call);
+        match call.request.method().as_ref() {
+            method::LISTEN => {
+                generate(|emit| async move { self.listen(&emit, &call).await.unwrap_or_else(Event::Fail) })
+            }
+            method::TOOLS_CALL => self.session_tasks.clone().call_tool(call),
+            tasks if tasks.starts_with("tasks/") => self.session_tasks.clone().about_task(call),
+            _ => self.session.clone().call(call),
         }
-        generate(|emit| async move { self.listen(&emit, &call).await.unwrap_or_else(Event::Fail) })
     }
 
     async fn notify(&self, notification: Message) {

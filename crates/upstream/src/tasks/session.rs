@@ -1,0 +1,373 @@
+//! Tasks of a session, told to stateless clients as those of the extension.
+//!
+//! A tool of 2025-11-25 says whether it runs as a task. Where it may and the client knows the extension, the call
+//! becomes a task; where it must and the client doesn't, the task is waited for here. The result of a task, and what it
+//! asks meanwhile, come in answer to `tasks/result`, which is sent once the client has to know of either.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use drawbridge_core::call::{Ask, Call, Emitter, Event, Events, Reply, Shape, forward, generate};
+use drawbridge_core::client::TASKS_EXTENSION;
+use drawbridge_core::{Client, Fault, Tasks, rounds};
+use drawbridge_wire::message::Field;
+use drawbridge_wire::{Edit, Id, Kind, Message, RpcError, code, json, method};
+use futures_util::StreamExt as _;
+use parking_lot::Mutex;
+use smallvec::SmallVec;
+use tokio::sync::watch;
+
+use super::knows_extension;
+use crate::described::LegacyConversation;
+
+/// What a list of tools said is believed for this long.
+const TOOLS_TTL: Duration = Duration::from_secs(300);
+/// Pages of a list that are read at most.
+const MAX_PAGES: usize = 50;
+/// Tasks whose asks are waited for at once.
+const MAX_FOLLOWED: usize = 1024;
+/// How long a client that looks at a task waits for what the task asks.
+const ASK_TIME: Duration = Duration::from_secs(2);
+
+/// Whether a tool runs as a task.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Support {
+    Optional,
+    Required,
+}
+
+type Tools = Arc<HashMap<String, Support>>;
+
+/// A task whose result is being waited for.
+struct Followed {
+    /// What it asks, by key.
+    asks: Mutex<Vec<(String, Ask)>>,
+    /// Counts the changes of that.
+    changes: watch::Sender<usize>,
+}
+
+/// The tasks of one session.
+pub(crate) struct SessionTasks {
+    session: Arc<dyn LegacyConversation>,
+    tasks: Tasks,
+    tools: Mutex<Option<(Tools, Instant)>>,
+    asking: tokio::sync::Mutex<()>,
+    followed: Mutex<HashMap<String, Arc<Followed>>>,
+}
+
+impl SessionTasks {
+    pub(crate) fn new(session: Arc<dyn LegacyConversation>, tasks: Tasks) -> Arc<Self> {
+        let (tools, asking, followed) = (Mutex::default(), tokio::sync::Mutex::default(), Mutex::default());
+        Arc::new(Self { session, tasks, tools, asking, followed })
+    }
+
+    /// The list of tools has changed.
+    pub(crate) fn forget_tools(&self) {
+        *self.tools.lock() = None;
+    }
+
+    async fn offers_tasks(&self) -> Result<bool, Fault> {
+        let description = self.session.clone().handshake().await?;
+        Ok(json::at(&description.capabilities, &["extensions", TASKS_EXTENSION]).is_some())
+    }
+
+    /// Calls a tool, as a task if it has to be or the client likes it so.
+    pub(crate) fn call_tool(self: Arc<Self>, mut call: Call) -> Events {
+        if call.request.raw(Field::Task).is_some() {
+            // Stateless clients do not ask for tasks this way.
+            call.request = Edit::new(&call.request).remove(Field::Task).into_message();
+        }
+        generate(|emit| async move { self.run_tool(&emit, call).await.unwrap_or_else(Event::Fail) })
+    }
+
+    async fn run_tool(&self, emit: &Emitter, call: Call) -> Result<Event, Fault> {
+        let knows = knows_extension(&call.client);
+        let support = if self.offers_tasks().await? { self.support(&call).await? } else { None };
+        if !matches!((support, knows), (Some(Support::Required), _) | (Some(Support::Optional), true)) {
+            return Ok(last(forward(emit, self.session.clone().call(call)).await));
+        }
+        let request = Edit::new(&call.request).set(Field::Task, "{}").into_message();
+        let created = forward(emit, self.session.clone().call(Call { request, ..call.clone() })).await;
+        let Some(Event::Done(reply)) = &created else { return Ok(last(created)) };
+        let result = reply.message.raw(Field::Result).unwrap_or_default();
+        let task = json::member(result, "task").map(Bytes::copy_from_slice);
+        let Some((task, id)) = task.and_then(|task| Some((task.clone(), id_of(&task)?))) else {
+            return Ok(last(created));
+        };
+        if knows {
+            return Ok(flat(&task, "task", &[]));
+        }
+        let mut cancel = Cancel { tasks: self, client: &call.client, id: &id, armed: true };
+        let result = self.request(&call.client, method::TASKS_RESULT, &id);
+        let event = last(forward(emit, self.session.clone().call(result)).await);
+        cancel.armed = matches!(event, Event::Fail(_));
+        Ok(event)
+    }
+
+    fn request(&self, client: &Arc<Client>, method: &str, id: &str) -> Call {
+        let id = json::encode_string(id);
+        let request =
+            Message::request(&Id::from_number(0), method, &json::object([("taskId", id.as_bytes())]));
+        Call { request, client: client.clone(), params_headers: SmallVec::new() }
+    }
+
+    async fn ask(&self, call: Call) -> Result<Message, Fault> {
+        let mut events = self.session.clone().call(call);
+        while let Some(event) = events.next().await {
+            match event {
+                Event::Done(reply) => return Ok(reply.message),
+                Event::Fail(fault) => return Err(fault),
+                Event::Asks(round) => crate::legacy::refuse_round(*round),
+                _ => {}
+            }
+        }
+        Err(lost())
+    }
+
+    /// Whether the tool that `call` names runs as a task.
+    async fn support(&self, call: &Call) -> Result<Option<Support>, Fault> {
+        let name = call.request.text(Field::Name).unwrap_or_default();
+        let fresh = || {
+            let tools = self.tools.lock();
+            tools.as_ref().filter(|(_, at)| at.elapsed() < TOOLS_TTL).map(|(tools, _)| tools.clone())
+        };
+        if let Some(tools) = fresh() {
+            return Ok(tools.get(name.as_ref()).copied());
+        }
+        let _turn = self.asking.lock().await;
+        if let Some(tools) = fresh() {
+            return Ok(tools.get(name.as_ref()).copied());
+        }
+        let tools = Arc::new(self.list_tools(&call.client).await?);
+        *self.tools.lock() = Some((tools.clone(), Instant::now()));
+        Ok(tools.get(name.as_ref()).copied())
+    }
+
+    async fn list_tools(&self, client: &Arc<Client>) -> Result<HashMap<String, Support>, Fault> {
+        let mut found = HashMap::new();
+        let mut cursor: Option<Bytes> = None;
+        for _ in 0..MAX_PAGES {
+            let params = json::object(cursor.iter().map(|cursor| ("cursor", &cursor[..])));
+            let request = Message::request(&Id::from_number(0), method::TOOLS_LIST, &params);
+            let call = Call { request, client: client.clone(), params_headers: SmallVec::new() };
+            let page = self.ask(call).await?;
+            let tools = page.raw(Field::Result).and_then(|result| json::member(result, "tools"));
+            for tool in tools.and_then(|raw| json::elements(raw).ok()).unwrap_or_default() {
+                let text = |path: &[&str]| json::at(tool, path).and_then(json::decode_string);
+                let support = match text(&["execution", "taskSupport"]).as_deref() {
+                    Some("required") => Support::Required,
+                    Some("optional") => Support::Optional,
+                    _ => continue,
+                };
+                if let Some(name) = text(&["name"]) {
+                    found.insert(name.into_owned(), support);
+                }
+            }
+            cursor = page.slice(Field::NextCursor).filter(|raw| raw.starts_with(b"\""));
+            if cursor.is_none() {
+                break;
+            }
+        }
+        Ok(found)
+    }
+
+    /// Answers a request about a task.
+    pub(crate) fn about_task(self: Arc<Self>, call: Call) -> Events {
+        generate(|_| async move { self.answer(&call).await.unwrap_or_else(Event::Fail) })
+    }
+
+    async fn answer(self: &Arc<Self>, call: &Call) -> Result<Event, Fault> {
+        let method = call.request.method();
+        if !self.offers_tasks().await? {
+            return Err(Fault::method_not_found(&method));
+        }
+        if !knows_extension(&call.client) {
+            let needed =
+                format!(r#"{{"requiredCapabilities":{{"extensions":{{"{TASKS_EXTENSION}":{{}}}}}}}}"#);
+            let what = "the client did not declare the extension for tasks";
+            return Err(Fault::Rpc(RpcError::new(code::MISSING_CLIENT_CAPABILITY, what).with_data(needed)));
+        }
+        let id = call.request.text(Field::TaskId);
+        let id = id.ok_or_else(|| Fault::invalid_params("\"taskId\" must be a string"))?;
+        match method.as_ref() {
+            method::TASKS_GET => self.get(call, &id).await,
+            method::TASKS_UPDATE => self.update(call, &id).await,
+            method::TASKS_CANCEL => {
+                // A task that has ended can't be cancelled, which is no error in the extension.
+                self.ask(self.request(&call.client, method::TASKS_CANCEL, &id)).await?;
+                Ok(acknowledged())
+            }
+            _ => Err(Fault::method_not_found(&method)),
+        }
+    }
+
+    async fn get(self: &Arc<Self>, call: &Call, id: &str) -> Result<Event, Fault> {
+        let state = self.ask(self.request(&call.client, method::TASKS_GET, id)).await?;
+        if state.kind() == Kind::Error {
+            return Ok(Event::Done(Reply { message: state, shape: Shape::Plain }));
+        }
+        let task = state.slice(Field::Result).unwrap_or_default();
+        let status = json::member(&task, "status").and_then(json::decode_string).unwrap_or_default();
+        match status.as_ref() {
+            "completed" | "failed" => {
+                let answer = self.ask(self.request(&call.client, method::TASKS_RESULT, id)).await?;
+                // A tool that failed has a result which says so; only an error is a failed task here.
+                let (status, key, field) = match answer.kind() {
+                    Kind::Error => ("\"failed\"", "error", Field::Error),
+                    _ => ("\"completed\"", "result", Field::Result),
+                };
+                let task = json::replace_member(&task, "status", status.as_bytes());
+                Ok(flat(&task, "complete", &[(key, answer.raw(field).unwrap_or(b"{}"))]))
+            }
+            "input_required" => {
+                let asks = self.asks(&call.client, id).await;
+                Ok(flat(&task, "complete", &[("inputRequests", &asks)]))
+            }
+            _ => Ok(flat(&task, "complete", &[])),
+        }
+    }
+
+    /// What a task asks, by sending `tasks/result` and waiting a moment for it.
+    async fn asks(self: &Arc<Self>, client: &Arc<Client>, id: &str) -> Bytes {
+        let followed = self.follow(client, id);
+        let mut changes = followed.changes.subscribe();
+        let some = async {
+            while followed.asks.lock().is_empty() {
+                if changes.changed().await.is_err() {
+                    return;
+                }
+            }
+        };
+        let _ = tokio::time::timeout(ASK_TIME, some).await;
+        let asks = followed.asks.lock();
+        let shown: Vec<(&str, Bytes)> =
+            asks.iter().map(|(key, ask)| (key.as_str(), rounds::embedded(&ask.request))).collect();
+        json::object(shown.iter().map(|(key, request)| (*key, &request[..])))
+    }
+
+    /// Waits for the result of a task in the background, for the sake of what it asks.
+    fn follow(self: &Arc<Self>, client: &Arc<Client>, id: &str) -> Arc<Followed> {
+        let mut all = self.followed.lock();
+        if let Some(followed) = all.get(id) {
+            return followed.clone();
+        }
+        let followed = Arc::new(Followed { asks: Mutex::default(), changes: watch::channel(0).0 });
+        if all.len() >= MAX_FOLLOWED {
+            return followed;
+        }
+        all.insert(id.to_owned(), followed.clone());
+        drop(all);
+        let (me, task, id, client) = (self.clone(), followed.clone(), id.to_owned(), client.clone());
+        self.tasks.spawn("follow task", async move {
+            let mut events = me.session.clone().call(me.request(&client, method::TASKS_RESULT, &id));
+            let mut number = 0;
+            while let Some(event) = events.next().await {
+                match event {
+                    Event::Asks(round) => {
+                        for ask in round.asks {
+                            if !client.declares(&ask.request) {
+                                rounds::refuse(ask);
+                                continue;
+                            }
+                            number += 1;
+                            task.asks.lock().push((format!("ask-{number}"), ask));
+                        }
+                    }
+                    Event::Withdraw(key) => task.asks.lock().retain(|(_, ask)| ask.key != key),
+                    event if event.is_terminal() => break,
+                    _ => {}
+                }
+                task.changes.send_modify(|count| *count += 1);
+            }
+            me.followed.lock().remove(&id);
+        });
+        followed
+    }
+
+    async fn update(self: &Arc<Self>, call: &Call, id: &str) -> Result<Event, Fault> {
+        let malformed =
+            || Fault::invalid_params("inputResponses must be an object whose members are objects");
+        let answers = call.request.raw(Field::InputResponses).ok_or_else(malformed)?;
+        let answers = json::members(answers).ok().ok_or_else(malformed)?;
+        if answers.iter().any(|(_, answer)| !answer.starts_with(b"{")) {
+            return Err(malformed());
+        }
+        let followed = self.followed.lock().get(id).cloned();
+        let Some(followed) = followed else {
+            // It waits for nothing that anybody could answer; whether it exists the backend knows.
+            let state = self.ask(self.request(&call.client, method::TASKS_GET, id)).await?;
+            return Ok(match state.kind() {
+                Kind::Error => Event::Done(Reply { message: state, shape: Shape::Plain }),
+                _ => acknowledged(),
+            });
+        };
+        for (key, answer) in answers {
+            let ask = {
+                let mut asks = followed.asks.lock();
+                asks.iter().position(|(own, _)| *own == key).map(|at| asks.remove(at).1)
+            };
+            if let Some(ask) = ask
+                && let (Some(reply), Some(id)) = (ask.reply, ask.request.id())
+            {
+                // The task may have ended meanwhile.
+                let _ = reply.send(Message::result(&id, answer));
+            }
+        }
+        Ok(acknowledged())
+    }
+}
+
+fn lost() -> Fault {
+    Fault::OutcomeUnknown { backend: String::new(), detail: "no answer".to_owned() }
+}
+
+fn last(event: Option<Event>) -> Event {
+    event.unwrap_or_else(|| Event::Fail(lost()))
+}
+
+fn id_of(task: &[u8]) -> Option<String> {
+    json::member(task, "taskId").and_then(json::decode_string).map(std::borrow::Cow::into_owned)
+}
+
+/// An empty acknowledgement.
+fn acknowledged() -> Event {
+    let message = Message::result(&Id::from_number(0), br#"{"resultType":"complete"}"#);
+    Event::Done(Reply { message, shape: Shape::Marked })
+}
+
+/// A task in the flat form of the extension.
+fn flat(task: &[u8], kind: &str, more: &[(&str, &[u8])]) -> Event {
+    let kind = json::encode_string(kind);
+    let own = json::members(task).unwrap_or_default();
+    let renamed = own.iter().map(|(key, value)| {
+        let key = match key.as_ref() {
+            "ttl" => "ttlMs",
+            "pollInterval" => "pollIntervalMs",
+            other => other,
+        };
+        (key, *value)
+    });
+    let members = [("resultType", kind.as_bytes())].into_iter().chain(renamed).chain(more.iter().copied());
+    let message = Message::result(&Id::from_number(0), &json::object(members));
+    Event::Done(Reply { message, shape: Shape::Marked })
+}
+
+/// Cancels a task whose client has gone.
+struct Cancel<'a> {
+    tasks: &'a SessionTasks,
+    client: &'a Arc<Client>,
+    id: &'a str,
+    armed: bool,
+}
+
+impl Drop for Cancel<'_> {
+    fn drop(&mut self) {
+        if self.armed {
+            let cancel = self.tasks.request(self.client, method::TASKS_CANCEL, self.id);
+            let mut events = self.tasks.session.clone().call(cancel);
+            self.tasks.tasks.spawn("cancel task", async move { while events.next().await.is_some() {} });
+        }
+    }
+}
