@@ -91,8 +91,9 @@ if [ -n "$interop" ] && [ -n "$built" ]; then
   export DRAWBRIDGE
   if step 'interop tools' tests/interop/install.sh; then
     step 'server suite' tests/interop/server-suite.sh --ci
+    step 'server suite across eras' env CROSS=1 tests/interop/server-suite.sh --ci
     step 'client suite' tests/interop/client-suite.sh --ci
-    step matrix tests/interop/matrix.py --ci
+    step matrix tests/interop/matrix.py --ci --bridging docs/bridging.md
   fi
 fi
 summary

@@ -31,8 +31,8 @@ use crate::restore::Restore;
 /// Makes channels to one backend.
 #[async_trait]
 pub(crate) trait Carrier: Send + Sync {
-    /// Opens a channel. May wait for its turn.
-    async fn connect(&self) -> Result<Channel, Fault>;
+    /// Opens a channel on which `dialect` will be spoken. May wait for its turn.
+    async fn connect(&self, dialect: Dialect) -> Result<Channel, Fault>;
 
     /// A channel without calls is closed after this long; `None`: never.
     fn idle_stop(&self) -> Option<Duration>;
@@ -203,7 +203,7 @@ impl Pipe {
         if self.closed.is_cancelled() {
             return Err(Fault::Draining);
         }
-        let channel = self.carrier.connect().await?;
+        let channel = self.carrier.connect(self.dialect).await?;
         let connection = Arc::new(Connection {
             sender: channel.sender,
             calls: Mutex::default(),

@@ -1,10 +1,11 @@
 //! Backends that are programs: started when needed, within limits, and stopped when idle.
 //!
 //! A stateless program serves everybody from one process. One with sessions gets a process per client session,
-//! since its session is its process.
+//! since its session is its process. One of both kinds is stateless to all but clients with sessions that can be asked
+//! something: many such programs ask in sessions only.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -13,7 +14,7 @@ use bytes::Bytes;
 use drawbridge_core::backend::{Scope, Unsolicited};
 use drawbridge_core::call::{Call, Emitter, Event, Events, forward, generate};
 use drawbridge_core::fault::Deadline;
-use drawbridge_core::{Backend, BackendName, Client, Conversation, Description, Fault, Tasks};
+use drawbridge_core::{Answers, Backend, BackendName, Client, Conversation, Description, Fault, Tasks};
 use drawbridge_wire::{Id, Message};
 use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -102,8 +103,8 @@ struct Launcher {
     own: ProcessCap,
     waiting: AtomicUsize,
     tasks: Tasks,
-    /// A process that was started to ask what it speaks and is still fresh.
-    spare: Mutex<Option<Channel>>,
+    /// A process that was started to ask what it speaks, and what it answered in; it may have settled on that.
+    spare: Mutex<Option<(Dialect, Channel)>>,
     trouble: Mutex<Trouble>,
     pipes: Mutex<VecDeque<Weak<Pipe>>>,
 }
@@ -188,9 +189,9 @@ impl Launcher {
 
 #[async_trait]
 impl Carrier for Launcher {
-    async fn connect(&self) -> Result<Channel, Fault> {
-        let spare = self.spare.lock().take();
-        if let Some(channel) = spare {
+    async fn connect(&self, dialect: Dialect) -> Result<Channel, Fault> {
+        let spare = self.spare.lock().take_if(|(spoken, _)| *spoken == dialect);
+        if let Some((_, channel)) = spare {
             return Ok(channel);
         }
         self.pause().await?;
@@ -275,6 +276,8 @@ impl Receiver for FromProcess {
 pub struct StdioBackend {
     launcher: Arc<Launcher>,
     dialect: Mutex<Option<Dialect>>,
+    /// A program that answers statelessly has refused a handshake; it is not tried again.
+    refuses_sessions: AtomicBool,
     probing: tokio::sync::Mutex<()>,
     described: Described,
     shared: SharedSessions,
@@ -329,6 +332,7 @@ impl StdioBackend {
             Self {
                 launcher,
                 dialect: Mutex::new(pinned),
+                refuses_sessions: AtomicBool::new(pinned.is_some()),
                 probing: tokio::sync::Mutex::default(),
                 described,
                 shared: SharedSessions::default(),
@@ -348,7 +352,7 @@ impl StdioBackend {
         if let Some(dialect) = known() {
             return Ok(dialect);
         }
-        let mut channel = self.launcher.connect().await?;
+        let mut channel = self.launcher.connect(Dialect::Modern).await?;
         let answer = probe(&mut channel).await;
         let dialect = match &answer {
             Probed::Answer(message) if modern::speaks(message) => Dialect::Modern,
@@ -358,10 +362,32 @@ impl StdioBackend {
         match answer {
             // Some programs end at any request before the handshake; that says nothing against them.
             Probed::Closed => drop(channel),
-            _ => *self.launcher.spare.lock() = Some(channel),
+            _ => *self.launcher.spare.lock() = Some((dialect, channel)),
         }
         *self.dialect.lock() = Some(dialect);
         Ok(dialect)
+    }
+
+    /// Whether to try a session with a program that answers statelessly.
+    fn may_have_sessions(&self, client: &Client) -> bool {
+        let useful = client.answers == Answers::Live && client.can_be_asked();
+        useful && !self.refuses_sessions.load(Ordering::Relaxed)
+    }
+
+    /// A session of its own for `client`, unless the program turns out to have none.
+    async fn own_session(&self, client: &Arc<Client>) -> Option<Arc<dyn LegacyConversation>> {
+        let session = self.launcher.new_pipe(Dialect::Legacy, client.clone(), None);
+        match session.clone().handshake().await {
+            Ok(_) => Some(session),
+            Err(fault) => {
+                session.close().await;
+                if matches!(fault, Fault::BadAnswer { .. }) {
+                    tracing::info!(backend.name = %self.launcher.options.name, "the program has no sessions: {fault}");
+                    self.refuses_sessions.store(true, Ordering::Relaxed);
+                }
+                None
+            }
+        }
     }
 
     fn everybody(&self) -> Arc<Pipe> {
@@ -371,7 +397,16 @@ impl StdioBackend {
 
     async fn ask_description(&self, client: &Arc<Client>) -> Result<Arc<Description>, Fault> {
         let options = &self.launcher.options;
-        match self.dialect().await? {
+        let dialect = self.dialect().await?;
+        if dialect == Dialect::Modern
+            && self.may_have_sessions(client)
+            && let Some(session) = self.own_session(client).await
+        {
+            let description = session.clone().handshake().await?;
+            self.described.keep_spare(client, session, &self.launcher.tasks);
+            return Ok(description);
+        }
+        match dialect {
             Dialect::Modern => {
                 let request = modern::discover(&Id::from_number(1), client);
                 let answer = pipe::ask(&self.everybody(), client, request, options.start_timeout).await?;
@@ -404,7 +439,20 @@ impl StdioBackend {
         scope: Scope,
         sink: Option<Weak<dyn Unsolicited>>,
     ) -> Result<Arc<dyn Conversation>, Fault> {
-        if self.dialect().await? == Dialect::Modern {
+        let dialect = self.dialect().await?;
+        if dialect == Dialect::Modern && scope == Scope::Session && self.may_have_sessions(client) {
+            let session = match self.described.take_spare(client) {
+                Some(spare) => Some(spare),
+                None => self.own_session(client).await,
+            };
+            if let Some(session) = session {
+                if let Some(sink) = sink {
+                    session.attach(sink);
+                }
+                return Ok(session);
+            }
+        }
+        if dialect == Dialect::Modern {
             let everybody = self.everybody();
             if scope == Scope::Profile {
                 return Ok(everybody);
@@ -489,7 +537,7 @@ impl Backend for StdioBackend {
             pipe.close().await;
         }
         let spare = self.launcher.spare.lock().take();
-        if let Some(channel) = spare {
+        if let Some((_, channel)) = spare {
             channel.receiver.close(&*self.launcher).await;
         }
     }

@@ -12,14 +12,14 @@ use http::Uri;
 
 use super::shared::Shared;
 use crate::answer::{self, Answer, EventStream};
-use crate::pipe::{Carrier, Channel, Received, Receiver, Sender};
+use crate::pipe::{Carrier, Channel, Dialect, Received, Receiver, Sender};
 
 /// Opens connections to one backend.
 pub(super) struct SseCarrier(pub(super) Arc<Shared>);
 
 #[async_trait]
 impl Carrier for SseCarrier {
-    async fn connect(&self) -> Result<Channel, Fault> {
+    async fn connect(&self, _: Dialect) -> Result<Channel, Fault> {
         let shared = &self.0;
         let options = &shared.options;
         let head = shared.get(&[], options.connect_timeout.saturating_mul(2)).await?;
