@@ -351,6 +351,44 @@ async fn a_program_that_can_not_be_started_is_an_error_that_says_why() {
 }
 
 #[tokio::test]
+async fn a_handshake_that_is_given_up_is_not_cancelled() {
+    let python = Python::new(&[("SILENT", "1")]);
+    let gateway = python.behind("era: legacy, start_timeout: 300ms", "").await;
+    let answer = gateway.modern().tool("echo", json!({})).await;
+    assert_eq!(fault(&answer), ("backend_timeout", "safe"));
+    // Its input ends after all that was written to it.
+    eventually(SOON, async || python.record().iter().any(|(kind, ..)| kind == "eof")).await;
+    let methods: Vec<_> = python.received().iter().map(|m| m["method"].clone()).collect();
+    assert_eq!(methods, ["initialize"], "the request initialize must not be cancelled");
+}
+
+#[tokio::test]
+async fn calls_of_a_program_that_keeps_failing_to_start_do_not_wait_for_its_next_try() {
+    let gateway = Gateway::setup()
+        .backend("ends", "{ command: sh, args: [-c, \"echo no license >&2; exit 3\"], era: legacy }")
+        .start()
+        .await;
+    let modern = gateway.modern();
+    let call = async || {
+        let started = Instant::now();
+        let answer = modern.tool("echo", json!({})).await;
+        assert_eq!(fault(&answer), ("backend_not_started", "safe"), "{answer}");
+        (message(&answer).contains("next try in"), started.elapsed())
+    };
+    // Short pauses are waited for, until there are none any more.
+    eventually(Duration::from_secs(20), async || {
+        let (refused, took) = call().await;
+        assert!(!refused || took < Duration::from_secs(1), "{took:?}");
+        refused
+    })
+    .await;
+    // Whatever asks for it then, a list among it, has its answer at once.
+    let started = Instant::now();
+    gateway.modern().call("tools/list", json!({})).await;
+    assert!(started.elapsed() < Duration::from_secs(1), "{:?}", started.elapsed());
+}
+
+#[tokio::test]
 async fn r040_a_cancel_is_a_notification_and_no_response_is_written_to_a_modern_program() {
     let python = Python::new(&[("ERA", "modern")]);
     let gateway = python.behind("", "").await;

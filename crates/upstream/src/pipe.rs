@@ -270,7 +270,9 @@ impl Pipe {
     async fn shake_hands(self: &Arc<Self>, connection: &Arc<Connection>) -> Result<(), Fault> {
         let number = self.next_number();
         let request = legacy::initialize(&Id::from_number(number), &self.client);
-        let (slot, _events, done) = Slot::take(self, connection, number, None, false);
+        let (mut slot, _events, done) = Slot::take(self, connection, number, None, false);
+        // A handshake must not be cancelled (MCP 2025-11-25, cancellation § behavior).
+        slot.armed = false;
         let answer = async {
             connection.sender.send(request.bytes().clone()).await?;
             match done.await {
@@ -281,8 +283,7 @@ impl Pipe {
         };
         let late = || self.options.late(Deadline::Start);
         let answer = tokio::time::timeout(self.options.start_timeout, answer).await.map_err(|_| late())??;
-        // A handshake must not be cancelled, and this one is done.
-        slot.forget();
+        drop(slot);
         let handshake = legacy::handshake(&answer, &self.client, &self.options)?;
         *connection.handshake.lock() = Some(handshake);
         connection.sender.send(legacy::initialized().bytes().clone()).await?;
