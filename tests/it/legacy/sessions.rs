@@ -92,6 +92,26 @@ async fn r012_what_needs_a_session_is_refused_without_its_id() {
 }
 
 #[tokio::test]
+async fn an_id_that_can_not_be_read_is_an_unknown_one_and_not_a_missing_one() {
+    let (gateway, _demo) = in_front_of_demo("legacy").await;
+    let client = gateway.client();
+    let mut headers = drawbridge_testkit::client::header_map(&[
+        ("content-type", "application/json"),
+        ("accept", "application/json, text/event-stream"),
+    ]);
+    for id in [&b"\xff\xfe"[..], "s\u{e9}ance".as_bytes()] {
+        headers.insert("mcp-session-id", http::HeaderValue::from_bytes(id).unwrap());
+        // What needs no session would be answered without an id.
+        for body in [request(1, "tools/list", json!({})), request(1, "ping", json!({}))] {
+            let reply = client.send(http::Method::POST, "/mcp", &headers, body.to_string()).await;
+            assert_eq!(reply.status(), 404, "{body}");
+        }
+        assert_eq!(client.send(http::Method::GET, "/mcp", &headers, "").await.status(), 404);
+        assert_eq!(client.send(http::Method::DELETE, "/mcp", &headers, "").await.status(), 404);
+    }
+}
+
+#[tokio::test]
 async fn r013_session_ids_are_visible_ascii_and_never_alike() {
     let (gateway, _demo) = in_front_of_demo("legacy").await;
     let mut ids = HashSet::new();
