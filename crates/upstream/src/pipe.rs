@@ -22,7 +22,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
 use crate::changes::Filter;
-use crate::described::LegacyConversation;
+use crate::described::{LegacyConversation, Refused, Replaceable};
 use crate::legacy::{self, Handshake, OpenAsks};
 use crate::modern;
 use crate::options::Options;
@@ -734,6 +734,12 @@ impl Conversation for Pipe {
     async fn close(&self) {
         self.closed.cancel();
         self.hang_up();
+    }
+}
+
+impl Replaceable for Pipe {
+    fn call_or_refuse(self: Arc<Self>, call: Call, _refused: Refused) -> Events {
+        self.call(call)
     }
 }
 
