@@ -38,6 +38,18 @@ async fn r010_a_foreign_host_is_refused_on_loopback() {
     let body = initialize(LEGACY, json!({})).to_string();
     let reply = gateway.client().post("/mcp", &[("host", "evil.example")], body).await;
     assert_eq!(reply.status(), 403);
+    // In the request line, and one beside the other.
+    let status = async |line: &str, headers: &str| {
+        let head = format!("{line} HTTP/1.1\r\n{headers}connection: close\r\n\r\n");
+        let answer = gateway.client().raw(head.as_bytes(), Duration::from_secs(5)).await;
+        String::from_utf8_lossy(&answer)[9..12].to_owned()
+    };
+    assert_eq!(status("GET http://localhost/none", "host: localhost\r\n").await, "404");
+    assert_eq!(status("GET http://evil.example/none", "host: evil.example\r\n").await, "403");
+    assert_eq!(status("GET http://evil.example/none", "host: localhost\r\n").await, "400");
+    assert_eq!(status("GET /none", "host: localhost\r\nhost: localhost\r\n").await, "400");
+    let origins = "origin: http://localhost\r\norigin: http://evil.example\r\n";
+    assert_eq!(status("GET /none", &format!("host: localhost\r\n{origins}")).await, "400");
 }
 
 #[tokio::test]
