@@ -338,7 +338,7 @@ async fn a_program_that_can_not_be_started_is_an_error_that_says_why() {
         .start()
         .await;
     let expected = [
-        ("missing", "backend_not_started", "127"),
+        ("missing", "backend_not_started", "the program was not found; check the command"),
         ("ends", "backend_not_started", "code 3"),
         ("mute", "backend_timeout", "start_timeout"),
     ];
@@ -348,6 +348,21 @@ async fn a_program_that_can_not_be_started_is_an_error_that_says_why() {
         assert_eq!(fault(&answer), (code, "safe"), "{backend}");
         assert!(message(&answer).contains(detail), "{answer}");
     }
+    // What a program says is in the log once for each time that it was started.
+    let log = gateway.program.stderr();
+    let started = log.matches("process started backend.name=ends").count();
+    assert_eq!(log.matches("no license").count(), started, "{log}");
+}
+
+#[tokio::test]
+async fn last_words_that_were_not_logged_are_with_the_end() {
+    let gateway = Gateway::setup()
+        .backend("ends", "{ command: sh, args: [-c, \"echo no license >&2; exit 3\"], era: legacy }")
+        .config("log: { level: \"info,drawbridge::backend::stderr=off\" }")
+        .start()
+        .await;
+    gateway.modern().tool("echo", json!({})).await;
+    eventually(SOON, async || gateway.program.stderr().contains("process.stderr=[\"no license\"]")).await;
 }
 
 #[tokio::test]

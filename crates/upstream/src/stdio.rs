@@ -250,7 +250,7 @@ impl Receiver for FromProcess {
                 let exit = self.control.exited().await;
                 let status = exit.to_string();
                 tracing::warn!(
-                    backend.name = %self.options.name, process.stderr = ?exit.stderr(),
+                    backend.name = %self.options.name, process.stderr = ?exit.unlogged_stderr(),
                     "the process ended by itself: {status}"
                 );
                 self.ended = Some(status.clone());
