@@ -1,10 +1,15 @@
 //! Logs: to standard error, as text or JSON.
 
 use std::borrow::Cow;
+use std::fmt;
 use std::io::{self, Write};
 
+use drawbridge_core::request;
+use tracing::{Event, Subscriber};
 use tracing_subscriber::EnvFilter;
-use tracing_subscriber::fmt::MakeWriter;
+use tracing_subscriber::fmt::format::Writer;
+use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields, MakeWriter};
+use tracing_subscriber::registry::LookupSpan;
 
 use crate::config::{Log, LogFormat};
 
@@ -13,9 +18,44 @@ pub fn install(log: &Log) {
     let filter = EnvFilter::try_new(&log.level).unwrap_or_else(|_| EnvFilter::new("info"));
     let builder = tracing_subscriber::fmt().with_env_filter(filter);
     let _already_there = match log.format {
-        LogFormat::Text => builder.with_writer(OneLine(io::stderr)).with_ansi(false).try_init(),
-        LogFormat::Json => builder.with_writer(io::stderr).json().flatten_event(true).try_init(),
+        LogFormat::Text => {
+            let text = builder.with_ansi(false).map_event_format(WithRequest::Text);
+            text.with_writer(OneLine(io::stderr)).try_init()
+        }
+        LogFormat::Json => {
+            let json = builder.json().flatten_event(true).map_event_format(WithRequest::Json);
+            json.with_writer(io::stderr).try_init()
+        }
     };
+}
+
+/// Adds the id of the request that an event is about.
+enum WithRequest<F> {
+    Text(F),
+    Json(F),
+}
+
+impl<S, N, F> FormatEvent<S, N> for WithRequest<F>
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+    N: for<'a> FormatFields<'a> + 'static,
+    F: FormatEvent<S, N>,
+{
+    fn format_event(
+        &self,
+        context: &FmtContext<'_, S, N>,
+        mut writer: Writer<'_>,
+        event: &Event<'_>,
+    ) -> fmt::Result {
+        let (Self::Text(format) | Self::Json(format)) = self;
+        let Some(id) = request::current() else { return format.format_event(context, writer, event) };
+        let mut line = String::new();
+        format.format_event(context, Writer::new(&mut line), event)?;
+        match (self, line.strip_prefix('{')) {
+            (Self::Json(_), Some(rest)) => write!(writer, r#"{{"request.id":"{id}",{rest}"#),
+            _ => writeln!(writer, "{} request.id={id}", line.trim_end_matches('\n')),
+        }
+    }
 }
 
 /// Writes each event as one line of text, whatever clients and backends have put into it: nobody outside can make

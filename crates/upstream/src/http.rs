@@ -305,7 +305,7 @@ impl Conversation for Resolving {
 
     fn listen(self: Arc<Self>) {
         let resolving = self.clone();
-        self.backend.shared.tasks.spawn("listen to backend", async move {
+        self.backend.shared.tasks.spawn_within("listen to backend", async move {
             match resolving.backend.era(&resolving.client).await {
                 Ok(Era::Modern) => resolving.standing.clone().listen(resolving.backend.clone()),
                 Ok(legacy) => match resolving.session(&legacy).await {

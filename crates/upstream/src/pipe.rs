@@ -395,7 +395,7 @@ impl Pipe {
             legacy::Incoming::Asked(round, id, answer) => {
                 let asker = asking_call(&mut connection.calls.lock());
                 let (pipe, connection_) = (self.clone(), connection.clone());
-                self.tasks.spawn("answer ask", async move {
+                self.tasks.spawn_within("answer ask", async move {
                     let deliver = async {
                         let text = legacy::answer(&id, answer).await;
                         if let Some(number) = asker
@@ -474,7 +474,7 @@ impl Pipe {
 
     fn tell(self: &Arc<Self>, connection: &Arc<Connection>, text: Bytes) {
         let connection = connection.clone();
-        self.tasks.spawn("tell backend", async move {
+        self.tasks.spawn_within("tell backend", async move {
             // A backend that does not read will be noticed by its calls.
             let _ = tokio::time::timeout(Duration::from_secs(5), connection.sender.send(text)).await;
         });
@@ -718,7 +718,7 @@ impl Conversation for Pipe {
         }
         self.has_reader.store(true, Ordering::Release);
         let pipe = self.clone();
-        self.tasks.spawn("open backend", async move {
+        self.tasks.spawn_within("open backend", async move {
             if let Err(fault) = pipe.open().await {
                 tracing::warn!(backend.name = %pipe.options.name, error.code = fault.code(), "not opened: {fault}");
             }

@@ -543,7 +543,7 @@ impl Conversation for Resolving {
 
     fn listen(self: Arc<Self>) {
         let resolving = self.clone();
-        self.backend.launcher.tasks.spawn("listen to backend", async move {
+        self.backend.launcher.tasks.spawn_within("listen to backend", async move {
             match resolving.resolve().await {
                 Ok(conversation) => conversation.listen(),
                 Err(fault) => {

@@ -262,7 +262,7 @@ pub(super) fn receive(inner: &Inner, session: &Arc<Session>, message: Message) -
             }
             _ => {
                 let session = session.clone();
-                inner.tasks.spawn("notify backends", async move { session.notify(message).await });
+                inner.tasks.spawn_within("notify backends", async move { session.notify(message).await });
             }
         },
         Kind::Request => {

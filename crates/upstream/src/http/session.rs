@@ -381,7 +381,7 @@ impl HttpSession {
         aside: Option<AskKey>,
     ) {
         let (session, opened) = (self.clone(), opened.clone());
-        self.shared.tasks.spawn("answer ask", async move {
+        self.shared.tasks.spawn_within("answer ask", async move {
             let Some(text) = opened.gone.run_until_cancelled(legacy::answer(&id, answer)).await else {
                 return;
             };
@@ -396,7 +396,7 @@ impl HttpSession {
         let (session, opened) = (self.clone(), opened.clone());
         self.shared
             .tasks
-            .spawn("tell backend", async move { session.deliver_to_backend(&opened, text).await });
+            .spawn_within("tell backend", async move { session.deliver_to_backend(&opened, text).await });
     }
 
     async fn deliver_to_backend(&self, opened: &Opened, text: Bytes) {
@@ -645,7 +645,7 @@ impl Conversation for HttpSession {
     fn listen(self: Arc<Self>) {
         self.listening.store(true, Ordering::Release);
         let session = self.clone();
-        self.shared.tasks.spawn("open backend stream", async move {
+        self.shared.tasks.spawn_within("open backend stream", async move {
             if let Err(fault) = session.open().await {
                 tracing::warn!(backend.name = %session.shared.options.name, error.code = fault.code(), "backend stream: {fault}");
             }
