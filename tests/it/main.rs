@@ -18,6 +18,8 @@ mod legacy;
 #[cfg(test)]
 mod lifecycle;
 #[cfg(test)]
+mod logging;
+#[cfg(test)]
 mod modern;
 #[cfg(test)]
 mod outbound;

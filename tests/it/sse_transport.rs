@@ -127,6 +127,25 @@ async fn r037_closing_the_stream_ends_the_session() {
 }
 
 #[tokio::test]
+async fn messages_of_a_connection_are_refused_at_the_url_of_another_endpoint() {
+    let demo = DemoBackend::start().await;
+    let setup = Gateway::setup().url("one", &demo.url, "legacy").url("two", &demo.url, "legacy");
+    let gateway = setup.start().await;
+    let mut connection = Connection::ready(&gateway, "/mcp/one/sse", json!({})).await;
+    let (path, query) = connection.messages.split_once('?').unwrap();
+    assert_eq!(path, "/mcp/one/messages");
+    let echo =
+        |id: u64| request(id, "tools/call", json!({ "name": "echo", "arguments": { "message": "x" } }));
+    for elsewhere in ["/mcp/two/messages", "/mcp/messages"] {
+        let url = format!("{elsewhere}?{query}");
+        let refused = connection.client.post(&url, &[], echo(1).to_string()).await;
+        assert_eq!(refused.status(), 404, "{url}");
+    }
+    assert_eq!(connection.send(&echo(2)).await, 202);
+    assert_eq!(connection.next().await["id"], 2, "and nothing came of the others");
+}
+
+#[tokio::test]
 async fn what_comes_before_initialize_is_refused() {
     let (gateway, _demo) = in_front_of_demo("legacy").await;
     let connection = Connection::open(&gateway, "/mcp/sse").await;

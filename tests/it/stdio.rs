@@ -338,7 +338,7 @@ async fn a_program_that_can_not_be_started_is_an_error_that_says_why() {
         .start()
         .await;
     let expected = [
-        ("missing", "backend_not_started", "127"),
+        ("missing", "backend_not_started", "the program was not found; check the command"),
         ("ends", "backend_not_started", "code 3"),
         ("mute", "backend_timeout", "start_timeout"),
     ];
@@ -348,6 +348,59 @@ async fn a_program_that_can_not_be_started_is_an_error_that_says_why() {
         assert_eq!(fault(&answer), (code, "safe"), "{backend}");
         assert!(message(&answer).contains(detail), "{answer}");
     }
+    // What a program says is in the log once for each time that it was started.
+    let log = gateway.program.stderr();
+    let started = log.matches("process started backend.name=ends").count();
+    assert_eq!(log.matches("no license").count(), started, "{log}");
+}
+
+#[tokio::test]
+async fn last_words_that_were_not_logged_are_with_the_end() {
+    let gateway = Gateway::setup()
+        .backend("ends", "{ command: sh, args: [-c, \"echo no license >&2; exit 3\"], era: legacy }")
+        .config("log: { level: \"info,drawbridge::backend::stderr=off\" }")
+        .start()
+        .await;
+    gateway.modern().tool("echo", json!({})).await;
+    eventually(SOON, async || gateway.program.stderr().contains("process.stderr=[\"no license\"]")).await;
+}
+
+#[tokio::test]
+async fn a_handshake_that_is_given_up_is_not_cancelled() {
+    let python = Python::new(&[("SILENT", "1")]);
+    let gateway = python.behind("era: legacy, start_timeout: 300ms", "").await;
+    let answer = gateway.modern().tool("echo", json!({})).await;
+    assert_eq!(fault(&answer), ("backend_timeout", "safe"));
+    // Its input ends after all that was written to it.
+    eventually(SOON, async || python.record().iter().any(|(kind, ..)| kind == "eof")).await;
+    let methods: Vec<_> = python.received().iter().map(|m| m["method"].clone()).collect();
+    assert_eq!(methods, ["initialize"], "the request initialize must not be cancelled");
+}
+
+#[tokio::test]
+async fn calls_of_a_program_that_keeps_failing_to_start_do_not_wait_for_its_next_try() {
+    let gateway = Gateway::setup()
+        .backend("ends", "{ command: sh, args: [-c, \"echo no license >&2; exit 3\"], era: legacy }")
+        .start()
+        .await;
+    let modern = gateway.modern();
+    let call = async || {
+        let started = Instant::now();
+        let answer = modern.tool("echo", json!({})).await;
+        assert_eq!(fault(&answer), ("backend_not_started", "safe"), "{answer}");
+        (message(&answer).contains("next try in"), started.elapsed())
+    };
+    // Short pauses are waited for, until there are none any more.
+    eventually(Duration::from_secs(20), async || {
+        let (refused, took) = call().await;
+        assert!(!refused || took < Duration::from_secs(1), "{took:?}");
+        refused
+    })
+    .await;
+    // Whatever asks for it then, a list among it, has its answer at once.
+    let started = Instant::now();
+    gateway.modern().call("tools/list", json!({})).await;
+    assert!(started.elapsed() < Duration::from_secs(1), "{:?}", started.elapsed());
 }
 
 #[tokio::test]

@@ -6,8 +6,8 @@
 //! process: it is passed in, so that two gateways in one process may differ.
 //!
 //! The way of a file: `parse` reads it into the types of `raw`, which are also the published JSON Schema,
-//! and stops at the first fault of form; `check` makes the plain types of `model` of it and reports every
-//! fault of meaning at once, at the line of its key. Start reading at [`load`].
+//! and leaves out what is at fault in its form; `check` makes the plain types of `model` of the rest. Both report
+//! every fault at once, at the line of its key. Start reading at [`load`].
 
 mod check;
 mod jsonc;
@@ -105,8 +105,8 @@ struct Source {
 ///
 /// # Errors
 ///
-/// Everything that is wrong with it, each with file, line, column and a hint: a file that can't be read, the
-/// first fault of form of each file, or else all faults of meaning.
+/// Everything that is wrong with it, each with file, line, column and a hint. A file whose text is broken, so that
+/// nothing can be said about the rest, has one fault.
 pub fn load(inputs: &Inputs) -> Result<Loaded, Problems> {
     let config = inputs.config.as_deref().map(read).transpose()?;
     let mcp_servers = inputs.mcp_servers.as_deref().map(read).transpose()?;
@@ -138,20 +138,27 @@ fn assemble(
 ) -> Result<Loaded, Problems> {
     let source = config.unwrap_or_else(|| Source { name: "configuration".to_owned(), bytes: Vec::new() });
     let shared_env = Rc::new(env.clone());
-    let Parsed { mut file, positions } = parse::parse(&source.name, &source.bytes, &shared_env)?;
+    let Parsed { mut file, positions, faults, left_out } =
+        parse::parse(&source.name, &source.bytes, &shared_env)?;
     let flags = overrides.apply(&mut file);
     let mut checker = Checker::new(&source.name, &positions, &flags, env);
-    let mut known: BTreeSet<String> = file.backends.iter().flatten().map(|(name, _)| name.clone()).collect();
+    checker.add_faults_of_form(faults, left_out);
+    let mut known: BTreeSet<String> = positions.names("backends").map(str::to_owned).collect();
     let (mut config, endpoints) = check::file(&mut checker, file);
     let mut imported_problems = Vec::new();
     let mut imported_notices = Vec::new();
     if let Some(mcp) = mcp_servers {
-        let imported = mcp_json::import(&mcp.name, &mcp.bytes, env)?;
-        imported_notices = imported.notices;
-        imported_problems = imported.problems;
-        imported_problems.extend(equal_names(&mcp.name, &imported.paths, &imported.positions, &known));
-        known.extend(imported.paths.into_keys());
-        config.backends.extend(imported.backends);
+        match mcp_json::import(&mcp.name, &mcp.bytes, env) {
+            Err(Problems(problems)) => imported_problems = problems,
+            Ok(imported) => {
+                imported_notices = imported.notices;
+                imported_problems = imported.problems;
+                let twice = equal_names(&mcp.name, &imported.paths, &imported.positions, &known);
+                imported_problems.extend(twice);
+                known.extend(imported.paths.into_keys());
+                config.backends.extend(imported.backends);
+            }
+        }
     }
     check::endpoints(&mut checker, &mut config, &known, endpoints);
     let (mut problems, mut notices) = checker.finish();

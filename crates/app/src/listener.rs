@@ -1,7 +1,7 @@
 //! Listeners: one accepts, one runtime per core serves.
 
 use std::net::SocketAddr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use axum::body::Body;
@@ -22,6 +22,12 @@ use crate::wiring::Work;
 const MAX_ACCEPTED: usize = 1024;
 /// A client that takes longer to send its headers is let go.
 const HEADER_TIME: Duration = Duration::from_secs(30);
+/// How a client of HTTP/2 begins.
+const HTTP2_PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+/// How often a connection is looked at that has begun as HTTP/2 would and not gone on.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+/// Connections that are not accepted are reported this often at most.
+const REPORT_EVERY: Duration = Duration::from_secs(1);
 const BACKLOG: i32 = 4096;
 
 /// Binds a listener that does not block.
@@ -76,6 +82,7 @@ impl Workers {
     /// Accepts connections until the gateway drains, and gives them to the runtimes in turn.
     pub async fn accept(&self, listener: tokio::net::TcpListener, tasks: &Tasks) {
         let mut turn = 0;
+        let mut reports = Reports::default();
         loop {
             let accepted = tokio::select! {
                 accepted = listener.accept() => accepted,
@@ -85,7 +92,9 @@ impl Workers {
                 Ok(stream) => stream,
                 Err(e) => {
                     // Out of descriptors, most likely: others must be able to finish.
-                    tracing::warn!("a connection was not accepted: {e}");
+                    if let Some(suppressed) = reports.next(Instant::now()) {
+                        tracing::warn!(suppressed, "a connection was not accepted: {e}");
+                    }
                     tokio::time::sleep(Duration::from_millis(50)).await;
                     continue;
                 }
@@ -108,13 +117,27 @@ impl Workers {
     }
 }
 
-async fn serve(
-    mut accepted: mpsc::Receiver<std::net::TcpStream>,
-    front: Front,
-    max_header_bytes: usize,
-    work: Work,
-) {
-    let tasks = work.clients;
+/// Something that is reported now and then, however often it happens.
+#[derive(Default)]
+struct Reports {
+    last: Option<Instant>,
+    suppressed: u64,
+}
+
+impl Reports {
+    /// If this one is to be reported, how many were not since the last.
+    fn next(&mut self, now: Instant) -> Option<u64> {
+        if self.last.is_some_and(|last| now.duration_since(last) < REPORT_EVERY) {
+            self.suppressed += 1;
+            return None;
+        }
+        self.last = Some(now);
+        Some(std::mem::take(&mut self.suppressed))
+    }
+}
+
+/// What speaks HTTP of either version on a connection.
+fn server(max_header_bytes: usize) -> auto::Builder<TokioExecutor> {
     let mut server = auto::Builder::new(TokioExecutor::new());
     server
         .http1()
@@ -126,6 +149,17 @@ async fn serve(
         .timer(TokioTimer::new())
         .keep_alive_interval(Some(HEADER_TIME))
         .max_header_list_size(u32::try_from(max_header_bytes).unwrap_or(u32::MAX));
+    server
+}
+
+async fn serve(
+    mut accepted: mpsc::Receiver<std::net::TcpStream>,
+    front: Front,
+    max_header_bytes: usize,
+    work: Work,
+) {
+    let tasks = work.clients;
+    let server = server(max_header_bytes);
     loop {
         let stream = tokio::select! {
             stream = accepted.recv() => stream,
@@ -145,12 +179,24 @@ async fn serve(
     work.backends.tracker().wait().await;
 }
 
+/// Waits until it can be told which version of HTTP a client speaks. The server's own timers start no earlier.
+async fn begins(stream: &TcpStream) -> std::io::Result<()> {
+    let mut head = [0; HTTP2_PREFACE.len()];
+    loop {
+        let length = stream.peek(&mut head).await?;
+        if length == 0 || length == head.len() || !HTTP2_PREFACE.starts_with(&head[..length]) {
+            return Ok(());
+        }
+        // What is there already would be seen again at once.
+        tokio::time::sleep(LOOK_EVERY).await;
+    }
+}
+
 async fn connection(server: auto::Builder<TokioExecutor>, stream: TcpStream, front: Front, tasks: Tasks) {
     // Answers are written whole; waiting for more would only delay them.
     let _ = stream.set_nodelay(true);
-    // The server's own timers start with the first byte.
     let begun = tokio::select! {
-        begun = tokio::time::timeout(HEADER_TIME, stream.readable()) => begun.is_ok(),
+        begun = tokio::time::timeout(HEADER_TIME, begins(&stream)) => matches!(begun, Ok(Ok(()))),
         () = tasks.draining() => false,
     };
     if !begun {
@@ -172,5 +218,71 @@ async fn connection(server: auto::Builder<TokioExecutor>, stream: TcpStream, fro
     };
     if let Err(e) = ended {
         tracing::debug!("connection: {e}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use drawbridge_core::event_log::MemoryEventLog;
+    use drawbridge_core::revocation::MemoryRevocations;
+    use drawbridge_core::seal::{KeyRing, SealKey};
+    use drawbridge_core::{RoundOptions, Rounds};
+    use drawbridge_front::Parts;
+    use drawbridge_front::options::FrontOptions;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+    use super::*;
+
+    fn front() -> Front {
+        let keys = Arc::new(KeyRing::new(&[SealKey { id: "k".into(), secret: [1; 32] }]).unwrap());
+        Front::new(Parts {
+            options: FrontOptions::default(),
+            endpoints: Vec::new(),
+            rounds: Rounds::new(keys.clone(), RoundOptions::default(), Tasks::default()),
+            keys,
+            events: Arc::new(MemoryEventLog::new(1 << 20, Duration::from_secs(60))),
+            revocations: Arc::new(MemoryRevocations::default()),
+            tasks: Tasks::default(),
+        })
+    }
+
+    /// How long a connection lasts whose client says `words` and no more, and what it is answered.
+    async fn lasts(words: &[u8]) -> (Duration, Vec<u8>) {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let mut client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let (stream, _) = listener.accept().await.unwrap();
+        client.write_all(words).await.unwrap();
+        let begun = tokio::time::Instant::now();
+        let serving = connection(server(8 * 1024), stream, front(), Tasks::default());
+        let closed = tokio::time::timeout(HEADER_TIME * 4, serving).await;
+        assert!(closed.is_ok(), "{}", String::from_utf8_lossy(words));
+        let lasted = begun.elapsed();
+        let mut answer = Vec::new();
+        // What was not read is a reason to reset.
+        let _ = client.read_to_end(&mut answer).await;
+        (lasted, answer)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_connection_that_says_too_little_is_closed_after_its_time() {
+        let slack = Duration::from_secs(1);
+        for words in ["", "P", "PRI * HTTP/2.0\r\n", "GET /mcp HTTP/1.1\r\nhost: 127"] {
+            let (lasted, _) = lasts(words.as_bytes()).await;
+            assert!(lasted >= HEADER_TIME - slack && lasted <= HEADER_TIME + slack, "{words:?}: {lasted:?}");
+        }
+        // One that was answered may say more, for as long as that.
+        let (lasted, answer) = lasts(b"GET /none HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
+        assert!(answer.starts_with(b"HTTP/1.1 404"), "{}", String::from_utf8_lossy(&answer));
+        assert!(lasted <= HEADER_TIME + slack, "{lasted:?}");
+    }
+
+    #[test]
+    fn what_happens_all_the_time_is_reported_once_a_second() {
+        let (start, mut reports) = (Instant::now(), Reports::default());
+        let reported: Vec<u64> =
+            (0..100).filter_map(|n| reports.next(start + REPORT_EVERY * n / 40)).collect();
+        assert_eq!(reported, [0, 39, 39]);
     }
 }

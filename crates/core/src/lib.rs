@@ -15,6 +15,7 @@ pub mod client;
 pub mod endpoint;
 pub mod event_log;
 pub mod fault;
+pub mod request;
 pub mod revocation;
 pub mod rounds;
 pub mod seal;

@@ -8,6 +8,8 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::Instrument as _;
 
+use crate::request;
+
 /// Every task of a gateway is spawned through this handle, so that none outlives it. Cheap to clone.
 #[derive(Debug, Clone, Default)]
 pub struct Tasks {
@@ -31,6 +33,17 @@ impl Tasks {
         // Combinators and not an async block: a block would keep room for the work twice.
         let work = self.hard.clone().run_until_cancelled_owned(work).map(drop).instrument(span);
         runtime.spawn(self.tracker.track_future(work));
+    }
+
+    /// Like [`Tasks::spawn`], for work that is part of answering the current request.
+    pub fn spawn_within<F>(&self, name: &'static str, work: F)
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        match request::current() {
+            Some(id) => self.spawn(name, request::scope(id, work)),
+            None => self.spawn(name, work),
+        }
     }
 
     /// Resolves when the gateway begins to drain.

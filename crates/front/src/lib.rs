@@ -26,10 +26,10 @@ use axum::body::Body;
 use drawbridge_core::event_log::EventLog;
 use drawbridge_core::revocation::Revocations;
 use drawbridge_core::seal::KeyRing;
-use drawbridge_core::{Endpoint, Fault, Rounds, Tasks};
+use drawbridge_core::{Endpoint, Fault, Rounds, Tasks, request};
 use drawbridge_wire::{ProtocolVersion, RpcError, code, header};
 use http::request::Parts as Head;
-use http::{Method, Request, Response, StatusCode};
+use http::{HeaderName, HeaderValue, Method, Request, Response, StatusCode};
 
 use legacy::Legacy;
 use options::FrontOptions;
@@ -120,10 +120,17 @@ impl Front {
         if request.method() == Method::OPTIONS {
             return Ok(reply::preflight(origin));
         }
-        let response = match inner.admit() {
+        let traced = request.headers().get(TRACEPARENT).and_then(|v| request::Id::of_trace(v.as_bytes()));
+        let id = traced.unwrap_or_else(request::Id::fresh);
+        let mut response = match inner.admit() {
             Err(fault) => Refusal::unavailable(&fault).into_response(),
-            Ok(_admitted) => inner.clone().serve(request).await.unwrap_or_else(Refusal::into_response),
+            Ok(_admitted) => {
+                request::scope(id, inner.clone().serve(request)).await.unwrap_or_else(Refusal::into_response)
+            }
         };
+        if let Ok(id) = HeaderValue::from_bytes(&id.digits()) {
+            response.headers_mut().insert(REQUEST_ID, id);
+        }
         Ok(with_cors(response, origin))
     }
 }
@@ -185,6 +192,10 @@ impl Inner {
         legacy::http::post(self, &endpoint, head, incoming).await
     }
 }
+
+/// Where a client finds the id that the log has for its request.
+const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 
 /// What a client may say about itself, in bytes: it is kept for as long as its session.
 pub(crate) const MAX_DECLARED_BYTES: usize = 64 * 1024;

@@ -227,3 +227,21 @@ fn client_of(message: &Message) -> Client {
         answers: Answers::ByRetry,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_client_keeps_nothing_of_the_body_that_declared_it() {
+        let meta = r#"{"io.modelcontextprotocol/clientCapabilities":{"roots":{}},"io.modelcontextprotocol/clientInfo":{"name":"x"}}"#;
+        let text = format!(r#"{{"jsonrpc":"2.0","id":1,"method":"tools/list","params":{{"_meta":{meta}}}}}"#);
+        let body = Bytes::from(text.into_bytes());
+        let message = Message::parse(body.clone()).unwrap();
+        let client = client_of(&message);
+        drop(message);
+        assert_eq!(client.capabilities, r#"{"roots":{}}"#);
+        assert_eq!(client.info.as_deref(), Some(&br#"{"name":"x"}"#[..]));
+        assert!(body.is_unique(), "a slice would keep all of it");
+    }
+}

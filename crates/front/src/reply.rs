@@ -146,8 +146,9 @@ const ALLOWED_HEADERS: HeaderValue = HeaderValue::from_static(
     "authorization, content-type, accept, mcp-session-id, mcp-protocol-version, mcp-method, mcp-name, last-event-id, *",
 );
 const ALLOWED_METHODS: HeaderValue = HeaderValue::from_static("GET, POST, DELETE, OPTIONS");
-const EXPOSED_HEADERS: HeaderValue =
-    HeaderValue::from_static("mcp-session-id, mcp-protocol-version, www-authenticate, retry-after");
+const EXPOSED_HEADERS: HeaderValue = HeaderValue::from_static(
+    "mcp-session-id, mcp-protocol-version, www-authenticate, retry-after, x-request-id",
+);
 
 /// The answer to a browser that asks what it may send.
 pub fn preflight(origin: Option<HeaderValue>) -> Response<Body> {

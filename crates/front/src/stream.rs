@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use axum::body::Body;
 use bytes::{Bytes, BytesMut};
-use drawbridge_core::Fault;
+use drawbridge_core::{Fault, request};
 use drawbridge_wire::Payload;
 use drawbridge_wire::sse::KEEP_ALIVE;
 use futures_util::Stream;
@@ -53,6 +53,8 @@ pub struct EventBody {
     keep_alive: Duration,
     timer: Pin<Box<Sleep>>,
     ended: bool,
+    /// Whose answer it is.
+    request: Option<request::Id>,
     _permit: StreamPermit,
 }
 
@@ -66,6 +68,7 @@ impl EventBody {
             keep_alive: options.keep_alive,
             timer: Box::pin(tokio::time::sleep(options.keep_alive)),
             ended: false,
+            request: request::current(),
             _permit: permit,
         })
     }
@@ -98,7 +101,7 @@ impl http_body::Body for EventBody {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
-        if let Some(bytes) = self.gather(cx) {
+        if let Some(bytes) = request::within(self.request, || self.gather(cx)) {
             let again = Instant::now() + self.keep_alive;
             self.timer.as_mut().reset(again);
             return Poll::Ready(Some(Ok(Frame::data(bytes))));

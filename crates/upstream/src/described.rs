@@ -1,11 +1,13 @@
 //! What a backend said about itself, by client profile; and the sessions that were opened to hear it.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use drawbridge_core::backend::Unsolicited;
+use drawbridge_core::call::{Call, Events};
 use drawbridge_core::{Client, Conversation, Description, Fault, ProfileKey, Tasks};
 use parking_lot::Mutex;
 
@@ -13,7 +15,7 @@ use crate::shared_session::SharedSession;
 
 /// A conversation that starts with a handshake.
 #[async_trait]
-pub(crate) trait LegacyConversation: Conversation {
+pub(crate) trait LegacyConversation: Replaceable {
     /// Shakes hands now, if it is not done yet.
     async fn handshake(self: Arc<Self>) -> Result<Arc<Description>, Fault>;
 
@@ -23,6 +25,26 @@ pub(crate) trait LegacyConversation: Conversation {
     /// Receives what comes outside of calls from now on, whatever happens to the way there, until
     /// [`Conversation::stop_listening`]. Resolves once that is so.
     async fn hear(self: Arc<Self>) -> Result<Arc<Description>, Fault>;
+}
+
+/// A conversation whose backend may have been replaced by one that it is no way to.
+pub(crate) trait Replaceable: Conversation {
+    /// Like [`Conversation::call`], for callers who know another way if the call is `refused`.
+    fn call_or_refuse(self: Arc<Self>, call: Call, refused: Refused) -> Events;
+}
+
+/// Whether a backend has turned a call down, and done nothing, because it doesn't speak this dialect any more.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Refused(Arc<AtomicBool>);
+
+impl Refused {
+    pub(crate) fn set(&self) {
+        self.0.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn is_set(&self) -> bool {
+        self.0.load(Ordering::Acquire)
+    }
 }
 
 struct Spare {
@@ -162,7 +184,7 @@ impl SharedSessions {
         client: &Arc<Client>,
         tasks: &Tasks,
         make: impl FnOnce() -> Arc<dyn LegacyConversation>,
-    ) -> Arc<dyn Conversation> {
+    ) -> Arc<SharedSession> {
         let mut sessions = self.0.lock();
         let key = client.profile();
         if let Some(shared) = sessions.get_mut(&key) {
@@ -178,6 +200,18 @@ impl SharedSessions {
         let session = SharedSession::new(make(), client.clone(), tasks.clone());
         sessions.insert(key, Shared { session: session.clone(), used: Instant::now() });
         session
+    }
+
+    /// Lets go of a session that is of no use any more.
+    pub(crate) fn forget(&self, client: &Client, session: &Arc<dyn Replaceable>) {
+        let mut sessions = self.0.lock();
+        let key = client.profile();
+        if sessions
+            .get(&key)
+            .is_some_and(|shared| std::ptr::addr_eq(Arc::as_ptr(&shared.session), Arc::as_ptr(session)))
+        {
+            sessions.remove(&key);
+        }
     }
 
     pub(crate) async fn close(&self) {

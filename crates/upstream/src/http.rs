@@ -22,7 +22,7 @@ use drawbridge_wire::Message;
 use parking_lot::Mutex;
 
 use crate::changes::listen::Hubs;
-use crate::described::{Described, LegacyConversation, SharedSessions};
+use crate::described::{Described, LegacyConversation, Refused, Replaceable, SharedSessions};
 use crate::modern;
 use crate::options::{Options, TransportChoice};
 use crate::outbound::Outbound;
@@ -166,7 +166,7 @@ struct Resolving {
     client: Arc<Client>,
     scope: Scope,
     sink: Option<Weak<dyn Unsolicited>>,
-    session: Mutex<Option<Arc<dyn Conversation>>>,
+    session: Mutex<Option<Arc<dyn Replaceable>>>,
     opening: tokio::sync::Mutex<()>,
     /// What the client has set, for when the backend keeps nothing.
     standing: Arc<Standing>,
@@ -174,7 +174,7 @@ struct Resolving {
 
 impl Resolving {
     /// The session to use with a legacy backend, after its handshake if it is this client's own.
-    async fn session(&self, era: &Era) -> Result<Arc<dyn Conversation>, Fault> {
+    async fn session(&self, era: &Era) -> Result<Arc<dyn Replaceable>, Fault> {
         let known = || self.session.lock().clone();
         if let Some(session) = known() {
             return Ok(session);
@@ -184,7 +184,7 @@ impl Resolving {
             return Ok(session);
         }
         let backend = &self.backend;
-        let session: Arc<dyn Conversation> = match (self.scope, backend.described.take_spare(&self.client)) {
+        let session: Arc<dyn Replaceable> = match (self.scope, backend.described.take_spare(&self.client)) {
             (Scope::Profile, _) => {
                 let make = || backend.legacy(era, &self.client, None);
                 backend.shared_sessions.find(&self.client, &backend.shared.tasks, make)
@@ -205,6 +205,40 @@ impl Resolving {
         Ok(session)
     }
 
+    /// Runs a call over a session. `None` if the backend has no sessions any more, and so did not run it.
+    async fn over(&self, emit: &Emitter, session: Arc<dyn Replaceable>, call: &Call) -> Option<Event> {
+        let refused = Refused::default();
+        let last = forward(emit, session.clone().call_or_refuse(call.clone(), refused.clone())).await;
+        if refused.is_set() && self.has_become_modern().await {
+            self.let_go(&session);
+            return None;
+        }
+        let no_answer = || Event::Fail(self.backend.shared.options.outcome_unknown("no answer"));
+        Some(last.unwrap_or_else(no_answer))
+    }
+
+    /// Asks again what the backend speaks, unless that is known.
+    async fn has_become_modern(&self) -> bool {
+        let is_modern = async || self.backend.era(&self.client).await.is_ok_and(|era| era == Era::Modern);
+        is_modern().await || (self.backend.verdict.doubt() && is_modern().await)
+    }
+
+    /// Lets go of a session that the backend will not know again.
+    fn let_go(&self, session: &Arc<dyn Replaceable>) {
+        let mut current = self.session.lock();
+        if current.as_ref().is_some_and(|current| Arc::ptr_eq(current, session)) {
+            *current = None;
+        }
+        drop(current);
+        match self.scope {
+            Scope::Profile => self.backend.shared_sessions.forget(&self.client, session),
+            Scope::Session => {
+                let session = session.clone();
+                self.backend.shared.tasks.spawn("end session", async move { session.close().await });
+            }
+        }
+    }
+
     async fn run(&self, emit: &Emitter, call: Call) -> Result<Event, Fault> {
         let shared = &self.backend.shared;
         let mut again = true;
@@ -219,8 +253,10 @@ impl Resolving {
                     }
                     session => session?,
                 };
-                let last = forward(emit, session.call(call)).await;
-                return last.ok_or_else(|| shared.options.outcome_unknown("no answer"));
+                match self.over(emit, session, &call).await {
+                    Some(last) => return Ok(last),
+                    None => continue,
+                }
             }
             if let Some(event) = self.standing.answer(&*self.backend, &call).await {
                 return Ok(event);
@@ -249,10 +285,15 @@ impl Resolving {
 impl Conversation for Resolving {
     fn call(self: Arc<Self>, call: Call) -> Events {
         let session = self.session.lock().clone();
-        match session {
-            Some(session) => session.call(call),
-            None => generate(|emit| async move { self.run(&emit, call).await.unwrap_or_else(Event::Fail) }),
-        }
+        generate(|emit| async move {
+            if let Some(session) = session
+                && let Some(last) = self.over(&emit, session, &call).await
+            {
+                return last;
+            }
+            // Boxed, so that the calls of a session don't keep room for it.
+            Box::pin(self.run(&emit, call)).await.unwrap_or_else(Event::Fail)
+        })
     }
 
     async fn notify(&self, notification: Message) {
@@ -264,7 +305,7 @@ impl Conversation for Resolving {
 
     fn listen(self: Arc<Self>) {
         let resolving = self.clone();
-        self.backend.shared.tasks.spawn("listen to backend", async move {
+        self.backend.shared.tasks.spawn_within("listen to backend", async move {
             match resolving.backend.era(&resolving.client).await {
                 Ok(Era::Modern) => resolving.standing.clone().listen(resolving.backend.clone()),
                 Ok(legacy) => match resolving.session(&legacy).await {

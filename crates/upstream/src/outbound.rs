@@ -2,7 +2,7 @@
 //!
 //! It follows no redirect and decodes no content, so a body is what the backend sent.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -192,22 +192,36 @@ fn tls_config(bundles: &[PathBuf]) -> Result<rustls::ClientConfig, OutboundError
     }
     roots.add_parsable_certificates(system.certs);
     for path in bundles {
-        let bad = |reason: String| OutboundError::Certificates { path: path.display().to_string(), reason };
-        let found: Result<Vec<_>, _> =
-            CertificateDer::pem_file_iter(path).map_err(|e| bad(e.to_string()))?.collect();
-        let found = found.map_err(|e| bad(e.to_string()))?;
-        if found.is_empty() {
-            return Err(bad("no certificate in the file (PEM is expected)".to_owned()));
-        }
-        for certificate in found {
-            roots.add(certificate).map_err(|e| bad(e.to_string()))?;
-        }
+        add_bundle(&mut roots, path)?;
     }
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
     Ok(rustls::ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()?
         .with_root_certificates(roots)
         .with_no_client_auth())
+}
+
+fn add_bundle(roots: &mut RootCertStore, path: &Path) -> Result<(), OutboundError> {
+    let bad = |reason: String| OutboundError::Certificates { path: path.display().to_string(), reason };
+    let found: Result<Vec<_>, _> =
+        CertificateDer::pem_file_iter(path).map_err(|e| bad(e.to_string()))?.collect();
+    let found = found.map_err(|e| bad(e.to_string()))?;
+    if found.is_empty() {
+        return Err(bad("no certificate in the file (PEM is expected)".to_owned()));
+    }
+    for certificate in found {
+        roots.add(certificate).map_err(|e| bad(e.to_string()))?;
+    }
+    Ok(())
+}
+
+/// Checks that a PEM file can be used as [`OutboundOptions::ca_bundles`].
+///
+/// # Errors
+///
+/// If it can't be read or holds no certificate.
+pub fn check_bundle(path: &Path) -> Result<(), OutboundError> {
+    add_bundle(&mut RootCertStore::empty(), path)
 }
 
 /// The message of the innermost cause, which is the one that tells an operator something.

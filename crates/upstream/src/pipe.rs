@@ -22,7 +22,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
 use crate::changes::Filter;
-use crate::described::LegacyConversation;
+use crate::described::{LegacyConversation, Refused, Replaceable};
 use crate::legacy::{self, Handshake, OpenAsks};
 use crate::modern;
 use crate::options::Options;
@@ -270,7 +270,9 @@ impl Pipe {
     async fn shake_hands(self: &Arc<Self>, connection: &Arc<Connection>) -> Result<(), Fault> {
         let number = self.next_number();
         let request = legacy::initialize(&Id::from_number(number), &self.client);
-        let (slot, _events, done) = Slot::take(self, connection, number, None, false);
+        let (mut slot, _events, done) = Slot::take(self, connection, number, None, false);
+        // A handshake must not be cancelled (MCP 2025-11-25, cancellation § behavior).
+        slot.armed = false;
         let answer = async {
             connection.sender.send(request.bytes().clone()).await?;
             match done.await {
@@ -281,8 +283,7 @@ impl Pipe {
         };
         let late = || self.options.late(Deadline::Start);
         let answer = tokio::time::timeout(self.options.start_timeout, answer).await.map_err(|_| late())??;
-        // A handshake must not be cancelled, and this one is done.
-        slot.forget();
+        drop(slot);
         let handshake = legacy::handshake(&answer, &self.client, &self.options)?;
         *connection.handshake.lock() = Some(handshake);
         connection.sender.send(legacy::initialized().bytes().clone()).await?;
@@ -394,7 +395,7 @@ impl Pipe {
             legacy::Incoming::Asked(round, id, answer) => {
                 let asker = asking_call(&mut connection.calls.lock());
                 let (pipe, connection_) = (self.clone(), connection.clone());
-                self.tasks.spawn("answer ask", async move {
+                self.tasks.spawn_within("answer ask", async move {
                     let deliver = async {
                         let text = legacy::answer(&id, answer).await;
                         if let Some(number) = asker
@@ -473,7 +474,7 @@ impl Pipe {
 
     fn tell(self: &Arc<Self>, connection: &Arc<Connection>, text: Bytes) {
         let connection = connection.clone();
-        self.tasks.spawn("tell backend", async move {
+        self.tasks.spawn_within("tell backend", async move {
             // A backend that does not read will be noticed by its calls.
             let _ = tokio::time::timeout(Duration::from_secs(5), connection.sender.send(text)).await;
         });
@@ -717,7 +718,7 @@ impl Conversation for Pipe {
         }
         self.has_reader.store(true, Ordering::Release);
         let pipe = self.clone();
-        self.tasks.spawn("open backend", async move {
+        self.tasks.spawn_within("open backend", async move {
             if let Err(fault) = pipe.open().await {
                 tracing::warn!(backend.name = %pipe.options.name, error.code = fault.code(), "not opened: {fault}");
             }
@@ -733,6 +734,12 @@ impl Conversation for Pipe {
     async fn close(&self) {
         self.closed.cancel();
         self.hang_up();
+    }
+}
+
+impl Replaceable for Pipe {
+    fn call_or_refuse(self: Arc<Self>, call: Call, _refused: Refused) -> Events {
+        self.call(call)
     }
 }
 

@@ -54,3 +54,23 @@ impl Restore {
         self.0.lock().iter().map(|m| Edit::new(m).id(&id()).finish().into_bytes()).collect()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use drawbridge_core::call::Shape;
+
+    use super::*;
+
+    #[test]
+    fn what_is_noted_keeps_nothing_of_the_body_it_came_in() {
+        let text = r#"{"jsonrpc":"2.0","id":1,"method":"logging/setLevel","params":{"level":"debug"}}"#;
+        let body = Bytes::from(format!("[{text},\"{}\"]", "x".repeat(100_000)).into_bytes());
+        let request = Message::parse(body.slice(1..=text.len())).unwrap();
+        let message = Message::result(&Id::from_number(1), b"{}");
+        let restore = Restore::default();
+        restore.note(&request, &Reply { message, shape: Shape::Plain });
+        drop(request);
+        assert_eq!(restore.messages(|| Id::from_number(9)), [text.replace(":1,", ":9,")]);
+        assert!(body.is_unique(), "a slice would keep all of it");
+    }
+}

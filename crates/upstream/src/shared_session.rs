@@ -16,7 +16,7 @@ use futures_util::StreamExt as _;
 use parking_lot::Mutex;
 
 use crate::changes::{Filter, Listeners};
-use crate::described::LegacyConversation;
+use crate::described::{LegacyConversation, Refused, Replaceable};
 use crate::inbox::Inbox;
 use crate::legacy;
 use crate::modern;
@@ -171,14 +171,7 @@ impl Drop for Listening {
 #[async_trait]
 impl Conversation for SharedSession {
     fn call(self: Arc<Self>, call: Call) -> Events {
-        match call.request.method().as_ref() {
-            method::LISTEN => {
-                generate(|emit| async move { self.listen(&emit, &call).await.unwrap_or_else(Event::Fail) })
-            }
-            method::TOOLS_CALL => self.session_tasks.clone().call_tool(call),
-            tasks if tasks.starts_with("tasks/") => self.session_tasks.clone().about_task(call),
-            _ => self.session.clone().call(call),
-        }
+        self.call_or_refuse(call, Refused::default())
     }
 
     async fn notify(&self, notification: Message) {
@@ -191,5 +184,24 @@ impl Conversation for SharedSession {
 
     async fn close(&self) {
         self.session.close().await;
+    }
+}
+
+impl Replaceable for SharedSession {
+    fn call_or_refuse(self: Arc<Self>, call: Call, refused: Refused) -> Events {
+        match call.request.method().as_ref() {
+            method::LISTEN => {}
+            method::TOOLS_CALL => return self.session_tasks.clone().call_tool(call, refused),
+            tasks if tasks.starts_with("tasks/") => return self.session_tasks.clone().about_task(call),
+            _ => return self.session.clone().call_or_refuse(call, refused),
+        }
+        generate(|emit| async move {
+            let outcome = self.listen(&emit, &call).await;
+            // There was no session to listen in.
+            if let Err(Fault::BadAnswer { .. }) = &outcome {
+                refused.set();
+            }
+            outcome.unwrap_or_else(Event::Fail)
+        })
     }
 }

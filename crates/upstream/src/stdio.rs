@@ -251,7 +251,7 @@ impl Receiver for FromProcess {
                 let exit = self.control.exited().await;
                 let status = exit.to_string();
                 tracing::warn!(
-                    backend.name = %self.options.name, process.stderr = ?exit.stderr(),
+                    backend.name = %self.options.name, process.stderr = ?exit.unlogged_stderr(),
                     "the process ended by itself: {status}"
                 );
                 self.ended = Some(status.clone());
@@ -591,7 +591,7 @@ impl Conversation for Resolving {
 
     fn listen(self: Arc<Self>) {
         let resolving = self.clone();
-        self.backend.launcher.tasks.spawn("listen to backend", async move {
+        self.backend.launcher.tasks.spawn_within("listen to backend", async move {
             match resolving.resolve().await {
                 Ok(conversation) => conversation.listen(),
                 Err(fault) => {

@@ -79,6 +79,58 @@ async fn r114_a_modern_verdict_is_dropped_when_the_backend_turns_legacy() {
     assert!(backend.count("initialize") >= 1);
 }
 
+/// A server of 2026-07-28 that turns requests of sessions down as `refusal` says.
+fn modern_only(r: &drawbridge_testkit::backend::Request, refusal: &str) -> Reply {
+    match refusal {
+        _ if !r.header("mcp-method").is_empty() => modern(r),
+        "404" if r.rpc() != "initialize" => Reply::error(r, 404, -32001, "Session not found"),
+        "404" => Reply::error(r, 404, -32601, "Method not found: initialize"),
+        code => Reply::error(r, 400, code.parse().unwrap(), "Unsupported protocol version"),
+    }
+}
+
+#[tokio::test]
+async fn r114_r110_a_live_session_goes_on_when_its_backend_has_no_sessions_any_more() {
+    for refusal in ["-32022", "-32020", "404"] {
+        let backend = Backend::start(|r| async move { legacy(&r, "s") }).await;
+        let gateway = in_front_of(&backend, "", "").await;
+        let clients = Either::both(&gateway).await;
+        for client in &clients {
+            assert_eq!(text(&client.tool("echo").await), "ok");
+        }
+        backend.behave(move |r| async move { modern_only(&r, refusal) });
+        for client in &clients {
+            // A finding of this very second is not doubted.
+            eventually(Duration::from_secs(10), async || {
+                let answer = client.tool("echo").await;
+                let is_there = answer.get("result").is_some();
+                assert!(is_there || fault(&answer).0 == "backend_bad_answer", "{answer}");
+                is_there
+            })
+            .await;
+        }
+        for client in &clients {
+            assert_eq!(text(&client.tool("echo").await), "ok", "{refusal}");
+        }
+        let is_stateless = |r: &&drawbridge_testkit::backend::Request| !r.header("mcp-method").is_empty();
+        assert_eq!(backend.requests_of("tools/call").iter().filter(is_stateless).count(), 4, "each ran once");
+    }
+}
+
+#[tokio::test]
+async fn r110_a_refusal_of_the_other_era_stays_here_even_where_the_era_is_given() {
+    let backend = Backend::start(|r| async move { legacy(&r, "s") }).await;
+    let gateway = in_front_of(&backend, "era: legacy, transport: streamable-http", "").await;
+    let session = gateway.session().await;
+    assert_eq!(text(&session.tool("echo", json!({})).await), "ok");
+    backend.behave(|r| async move { modern_only(&r, "-32022") });
+    let answer = session.tool("echo", json!({})).await;
+    assert_eq!(fault(&answer).0, "backend_bad_answer");
+    assert!(message(&answer).contains("Unsupported protocol version"), "{answer}");
+    backend.behave(|r| async move { legacy(&r, "s") });
+    assert_eq!(text(&session.tool("echo", json!({})).await), "ok");
+}
+
 #[tokio::test]
 async fn r114_a_backend_that_was_away_is_asked_when_it_is_back() {
     let backend = Backend::start(|_| async { Reply::status(503) }).await;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use drawbridge_testkit::client::{LEGACY, Session, header_map, initialize, request, text};
+use drawbridge_testkit::client::{LEGACY, Modern, Session, header_map, initialize, request, text};
 use drawbridge_testkit::eventually;
 use drawbridge_testkit::gateway::{DemoBackend, Gateway};
 use futures_util::StreamExt as _;
@@ -37,6 +37,37 @@ async fn a_body_over_the_cap_is_refused_with_413() {
     let answer = gateway.client().raw(&raw, Duration::from_secs(5)).await;
     assert!(answer.starts_with(b"HTTP/1.1 413"), "{}", String::from_utf8_lossy(&answer));
     assert_eq!(session.call("ping", json!({})).await["result"], json!({}));
+}
+
+#[tokio::test]
+async fn a_client_that_declares_more_than_64_kib_of_itself_is_refused() {
+    let backend = Backend::legacy(json!({ "tools": {} }), |_| Does::result(&json!({ "content": [] }))).await;
+    let gateway = Gateway::setup().url("it", &backend.url, "legacy").start().await;
+    let declares = |bytes: usize| json!({ "experimental": { "x": { "y": "z".repeat(bytes) } } });
+    let open = async |body: serde_json::Value| gateway.client().post("/mcp", &[], body.to_string()).await;
+    let mut by_info = initialize(LEGACY, json!({}));
+    by_info["params"]["clientInfo"]["title"] = json!("z".repeat(66_000));
+    // Each is within the bound, and both are not.
+    let mut together = initialize(LEGACY, declares(40_000));
+    together["params"]["clientInfo"]["title"] = json!("z".repeat(40_000));
+    for body in [initialize(LEGACY, declares(66_000)), by_info, together] {
+        let refused = open(body).await;
+        assert_eq!((refused.status(), refused.header("mcp-session-id")), (400, None));
+        assert_eq!(refused.json().await["error"]["code"], -32602);
+    }
+    assert_eq!(backend.seen().len(), 0, "a backend hears nothing of it");
+    let fits = open(initialize(LEGACY, declares(60_000))).await;
+    assert_eq!(fits.status(), 200);
+
+    let modern = Modern::new(&gateway.client(), "/mcp", declares(66_000));
+    let refused = modern.request("tools/list", json!({})).await;
+    assert_eq!(refused.status(), 400);
+    assert_eq!(refused.json().await["error"]["code"], -32602);
+    let info = json!({ "name": "x", "version": "1", "title": "z".repeat(66_000) });
+    let meta = json!({ "_meta": { "io.modelcontextprotocol/clientInfo": info } });
+    assert_eq!(gateway.modern().request("tools/list", meta).await.status(), 400);
+    let modern = Modern::new(&gateway.client(), "/mcp", declares(60_000));
+    assert_eq!(modern.request("tools/list", json!({})).await.status(), 200);
 }
 
 #[tokio::test]

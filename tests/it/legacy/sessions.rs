@@ -38,6 +38,18 @@ async fn r010_a_foreign_host_is_refused_on_loopback() {
     let body = initialize(LEGACY, json!({})).to_string();
     let reply = gateway.client().post("/mcp", &[("host", "evil.example")], body).await;
     assert_eq!(reply.status(), 403);
+    // In the request line, and one beside the other.
+    let status = async |line: &str, headers: &str| {
+        let head = format!("{line} HTTP/1.1\r\n{headers}connection: close\r\n\r\n");
+        let answer = gateway.client().raw(head.as_bytes(), Duration::from_secs(5)).await;
+        String::from_utf8_lossy(&answer)[9..12].to_owned()
+    };
+    assert_eq!(status("GET http://localhost/none", "host: localhost\r\n").await, "404");
+    assert_eq!(status("GET http://evil.example/none", "host: evil.example\r\n").await, "403");
+    assert_eq!(status("GET http://evil.example/none", "host: localhost\r\n").await, "400");
+    assert_eq!(status("GET /none", "host: localhost\r\nhost: localhost\r\n").await, "400");
+    let origins = "origin: http://localhost\r\norigin: http://evil.example\r\n";
+    assert_eq!(status("GET /none", &format!("host: localhost\r\n{origins}")).await, "400");
 }
 
 #[tokio::test]
@@ -89,6 +101,26 @@ async fn r012_what_needs_a_session_is_refused_without_its_id() {
     assert_eq!(client.delete("/mcp", &[]).await.status(), 400);
     let response = json!({ "jsonrpc": "2.0", "id": 1, "result": {} }).to_string();
     assert_eq!(client.post("/mcp", &[], response).await.status(), 400);
+}
+
+#[tokio::test]
+async fn an_id_that_can_not_be_read_is_an_unknown_one_and_not_a_missing_one() {
+    let (gateway, _demo) = in_front_of_demo("legacy").await;
+    let client = gateway.client();
+    let mut headers = drawbridge_testkit::client::header_map(&[
+        ("content-type", "application/json"),
+        ("accept", "application/json, text/event-stream"),
+    ]);
+    for id in [&b"\xff\xfe"[..], "s\u{e9}ance".as_bytes()] {
+        headers.insert("mcp-session-id", http::HeaderValue::from_bytes(id).unwrap());
+        // What needs no session would be answered without an id.
+        for body in [request(1, "tools/list", json!({})), request(1, "ping", json!({}))] {
+            let reply = client.send(http::Method::POST, "/mcp", &headers, body.to_string()).await;
+            assert_eq!(reply.status(), 404, "{body}");
+        }
+        assert_eq!(client.send(http::Method::GET, "/mcp", &headers, "").await.status(), 404);
+        assert_eq!(client.send(http::Method::DELETE, "/mcp", &headers, "").await.status(), 404);
+    }
 }
 
 #[tokio::test]

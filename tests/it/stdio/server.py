@@ -1,7 +1,8 @@
 """An MCP server over stdio that does what the tests ask of it.
 
 Settings come from the environment: ERA (legacy, modern), PROBE (how server/discover is answered before a handshake),
-RECORD (a file that gets a line for each thing that happens), STUBBORN (ignores the end of stdin and SIGTERM).
+RECORD (a file that gets a line for each thing that happens), STUBBORN (ignores the end of stdin and SIGTERM), SILENT
+(doesn't answer the handshake).
 """
 
 import json
@@ -16,6 +17,7 @@ ERA = os.environ.get("ERA", "legacy")
 PROBE = os.environ.get("PROBE", "-32601")
 RECORD = os.environ.get("RECORD")
 STUBBORN = os.environ.get("STUBBORN") == "1"
+SILENT = os.environ.get("SILENT") == "1"
 LOCK = threading.Lock()
 STATE = {"level": None, "subscriptions": [], "initialized": False}
 ASKED = {}
@@ -142,6 +144,8 @@ def take(message):
             "supportedVersions": ["2026-07-28"], "capabilities": {"tools": {}}, "ttlMs": 0, "cacheScope": "public",
             "_meta": {"io.modelcontextprotocol/serverInfo": info},
         })
+    if method == "initialize" and SILENT:
+        return None
     if method == "initialize" and ERA == "legacy":
         STATE["initialized"] = True
         return result(id, {

@@ -9,19 +9,21 @@ mod public;
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::Read;
+use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroUsize;
 use std::path::Path;
 use std::time::Duration;
 
 use base64::Engine;
 use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
+use tracing_subscriber::filter::LevelFilter;
 
 pub(super) use self::backend::backend;
 pub(super) use self::endpoint::{endpoints, name_fault};
 
 use super::model::{Admin, Auth, Config, Drain, Limits, Log, Streams};
-use super::position::{Position, Positions};
-use super::problem::{Notice, Problem};
+use super::position::{Position, Positions, is_within};
+use super::problem::{Notice, Problem, suggest};
 use super::raw::{self, AuthMode};
 use super::secret::{SealKey, Secret};
 use super::value::{ByteSize, SecretSource, Span};
@@ -44,6 +46,7 @@ pub(super) struct Checker<'a> {
     pub(super) env: &'a HashMap<String, String>,
     pub(super) problems: Vec<Problem>,
     pub(super) notices: Vec<Notice>,
+    left_out: Vec<String>,
 }
 
 impl<'a> Checker<'a> {
@@ -54,7 +57,19 @@ impl<'a> Checker<'a> {
         flags: &'a BTreeMap<&'static str, &'static str>,
         env: &'a HashMap<String, String>,
     ) -> Self {
-        Self { file, positions, flags, env, problems: Vec::new(), notices: Vec::new() }
+        let (problems, notices, left_out) = (Vec::new(), Vec::new(), Vec::new());
+        Self { file, positions, flags, env, problems, notices, left_out }
+    }
+
+    /// Adds the faults of form; what is at fault was left out.
+    pub(super) fn add_faults_of_form(&mut self, faults: Vec<Problem>, left_out: Vec<String>) {
+        self.problems.extend(faults);
+        self.left_out = left_out;
+    }
+
+    /// Whether something in the mapping at `path` was left out, so that what it lacks may have been there.
+    pub(super) fn is_incomplete(&self, path: &str) -> bool {
+        self.left_out.iter().any(|gone| is_within(gone, path))
     }
 
     /// What was found, in the order of the file.
@@ -158,6 +173,7 @@ pub(super) fn file(checker: &mut Checker<'_>, file: raw::File) -> (Config, BTree
     config.instance_id = instance_id(checker, file.instance_id);
     config.public = public::public(checker, file.public.unwrap_or_default());
     config.admin = admin(checker, &file.admin.unwrap_or_default());
+    addresses(checker, &config);
     config.data_dir = file.data_dir.unwrap_or(config.data_dir);
     config.seal_keys = seal_keys(checker, file.seal.unwrap_or_default());
     config.auth = auth(checker, &file.auth.unwrap_or_default(), &config);
@@ -195,6 +211,28 @@ fn admin(checker: &mut Checker<'_>, raw: &raw::Admin) -> Admin {
         checker.problem("admin.listen", "the admin API has no credential, so it stays on loopback", hint);
     }
     admin
+}
+
+/// Each listener needs an address of its own.
+fn addresses(checker: &mut Checker<'_>, config: &Config) {
+    let mut taken = vec![("public.listen", config.public.listen)];
+    let others = [("admin.listen", Some(config.admin.listen)), ("admin.probes", config.admin.probes)];
+    for (path, address) in others {
+        let Some(address) = address else { continue };
+        if let Some((key, other)) = taken.iter().find(|(_, other)| collide(address, *other)) {
+            let hint = "choose another port for one of them; 0 takes a free one";
+            checker.problem(path, format!("{address} can't be had beside {key} at {other}"), hint);
+        }
+        taken.push((path, address));
+    }
+}
+
+/// Whether two listeners can't have these addresses at a time.
+fn collide(one: SocketAddr, two: SocketAddr) -> bool {
+    let (a, b) = (one.ip(), two.ip());
+    // `[::]` takes the addresses of both families.
+    let is_all_of = |all: IpAddr, ip: IpAddr| all.is_unspecified() && (all.is_ipv6() || ip.is_ipv4());
+    one.port() != 0 && one.port() == two.port() && (a == b || is_all_of(a, b) || is_all_of(b, a))
 }
 
 fn instance_id(checker: &mut Checker<'_>, id: Option<String>) -> Option<String> {
@@ -256,8 +294,23 @@ fn log(checker: &mut Checker<'_>, log: raw::Log) -> Log {
     if tracing_subscriber::EnvFilter::builder().parse(&level).is_err() {
         let hint = "use a level such as `info`, or `info,drawbridge_upstream=debug`";
         checker.problem("log.level", "not a log filter", hint);
+    } else if let Some(word) = unknown_level(&level) {
+        let hint = suggest(word, LEVELS);
+        checker.problem("log.level", format!("there is no level `{word}`"), hint);
     }
     Log { format: log.format.unwrap_or(default.format), level }
+}
+
+const LEVELS: [&str; 6] = ["error", "warn", "info", "debug", "trace", "off"];
+
+/// A word of a filter that stands where a level should. The logger takes it for a module of which all is to be logged,
+/// and then logs nothing of the others.
+fn unknown_level(filter: &str) -> Option<&str> {
+    if filter.contains(['{', '[']) {
+        return None;
+    }
+    let mut words = filter.split(',').map(str::trim);
+    words.find(|word| !word.is_empty() && !word.contains('=') && word.parse::<LevelFilter>().is_err())
 }
 
 fn limits(checker: &mut Checker<'_>, raw: &raw::Limits) -> Limits {

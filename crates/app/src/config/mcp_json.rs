@@ -35,7 +35,16 @@ pub(super) struct Imported {
 ///
 /// A file that is no such list at all; faults of single entries are in [`Imported::problems`].
 pub(super) fn import(file: &str, bytes: &[u8], env: &HashMap<String, String>) -> Result<Imported, Problems> {
-    let text = jsonc::to_json(text_of(file, bytes)?);
+    let text = text_of(file, bytes)?;
+    if Positions::read(text).has_any(&["backends", "endpoints", "public", "admin"]) {
+        return Err(wrong_kind(
+            file,
+            "this is a configuration of the gateway, not a list of MCP servers as hosts keep it",
+            "pass it with `--config`",
+        )
+        .into());
+    }
+    let text = jsonc::to_json(text);
     let document: Value = serde_json::from_str(&text).map_err(|error| syntax(file, &error))?;
     let positions = Positions::read(&text);
     let flags = BTreeMap::new();
@@ -55,6 +64,24 @@ pub(super) fn import(file: &str, bytes: &[u8], env: &HashMap<String, String>) ->
     }
     let (problems, notices) = checker.finish();
     Ok(Imported { backends, paths, positions, problems, notices })
+}
+
+/// Whether a text is a list of MCP servers as hosts keep it.
+pub(super) fn is_list(text: &str) -> bool {
+    let document: Result<Map<String, Value>, _> = serde_json::from_str(&jsonc::to_json(text));
+    document.is_ok_and(|document| LIST_KEYS.iter().any(|key| document.contains_key(*key)))
+}
+
+/// The problem with a file that was given in place of another.
+pub(super) fn wrong_kind(file: &str, message: &str, hint: &str) -> Problem {
+    Problem {
+        file: file.to_owned(),
+        line: 1,
+        column: 1,
+        path: String::new(),
+        message: message.to_owned(),
+        hint: Some(hint.to_owned()),
+    }
 }
 
 fn syntax(file: &str, error: &serde_json::Error) -> Problem {
@@ -78,7 +105,7 @@ impl Checker<'_> {
         };
         let mut entries = Vec::new();
         let mut found = false;
-        for key in ["mcpServers", "servers"] {
+        for key in LIST_KEYS {
             match document.remove(key) {
                 Some(Value::Object(servers)) => {
                     found = true;
@@ -135,6 +162,8 @@ impl Checker<'_> {
         names.into_iter().flatten().collect()
     }
 }
+
+const LIST_KEYS: [&str; 2] = ["mcpServers", "servers"];
 
 const KEY_HINT: &str = "use a file as hosts keep it: { \"mcpServers\": { \"name\": { ... } } }";
 

@@ -4,9 +4,11 @@ use std::collections::HashMap;
 use std::rc::Rc;
 
 use serde::Deserialize;
+use serde_json::Value;
 use serde_saphyr::Error;
 
-use super::position::{Position, Positions, alias_limits, join};
+use super::mcp_json;
+use super::position::{Position, Positions, alias_limits, is_within, join};
 use super::problem::{Problem, Problems, suggest};
 use super::raw;
 
@@ -17,25 +19,133 @@ pub(super) const MAX_FILE_BYTES: u64 = 1 << 20;
 pub(super) struct Parsed {
     pub(super) file: raw::File,
     pub(super) positions: Positions,
+    /// Faults of form, and what was left out of the file because of them.
+    pub(super) faults: Vec<Problem>,
+    pub(super) left_out: Vec<String>,
 }
+
+/// So many faults of form are reported at most.
+const MAX_FAULTS: usize = 20;
 
 /// Parses a file, with `${NAME}` in plain scalars replaced from `env`.
 ///
+/// The library stops at the first fault: an unknown key, a value of the wrong kind, an unset variable. To find the
+/// others, what is at fault is left out and the rest is read again, in a writing of its own.
+///
 /// # Errors
 ///
-/// The first fault of form: bad YAML, an unknown key, a value of the wrong kind, an unset variable.
+/// A text of which no rest can be read, such as bad YAML.
 pub(super) fn parse(name: &str, bytes: &[u8], env: &Rc<HashMap<String, String>>) -> Result<Parsed, Problems> {
     let text = text_of(name, bytes)?;
     let positions = Positions::read(text);
+    let first = match read::<Document>(text, env) {
+        Ok(Document(file)) => {
+            let file = file.unwrap_or_default();
+            return Ok(Parsed { file, positions, faults: Vec::new(), left_out: Vec::new() });
+        }
+        Err(_) if mcp_json::is_list(text) => {
+            let message =
+                "this is a list of MCP servers as hosts keep it, not a configuration of the gateway";
+            return Err(mcp_json::wrong_kind(name, message, "pass it with `--mcp-servers`").into());
+        }
+        Err(error) => explain(name, text, &error, &positions),
+    };
+    let (rest, mut faults) = Rest::read(text, env, |error| explain(name, text, error, &positions));
+    let Some(mut rest) = rest else { return Err(first.into()) };
+    faults.retain(|fault| *fault != first);
+    faults.insert(0, first);
+    let mut left_out: Vec<String> = faults.iter().filter_map(|fault| rest.leave_out(&fault.path)).collect();
+    // Each round leaves something out, if it goes on at all.
+    while faults.len() < MAX_FAULTS && !left_out.is_empty() {
+        let text = rest.text();
+        let error = match read::<Document>(&text, &Rc::default()) {
+            Ok(Document(file)) => {
+                let file = file.unwrap_or_default();
+                return Ok(Parsed { file, positions, faults, left_out });
+            }
+            Err(error) => error,
+        };
+        let places = Positions::read(&text);
+        let mut fault = explain(name, &text, &error, &places);
+        let gone = rest.leave_out(&fault.path);
+        // What lacks something that was left out is not at fault.
+        if !left_out.iter().any(|out| is_within(out, &fault.path)) {
+            let place = Position { line: fault.line, column: fault.column };
+            let place = positions.translate(&places, place, &fault.path);
+            (fault.line, fault.column) = (place.line, place.column);
+            faults.push(fault);
+        }
+        match gone {
+            Some(gone) => left_out.push(gone),
+            None => break,
+        }
+    }
+    faults.sort_by_key(|fault| (fault.line, fault.column));
+    Err(Problems(faults))
+}
+
+fn read<'de, T: Deserialize<'de>>(text: &'de str, env: &Rc<HashMap<String, String>>) -> Result<T, Error> {
     let options = serde_saphyr::options! {
         with_snippet: false,
         strict_booleans: true,
         alias_limits: alias_limits(),
         property_map: Some(Rc::clone(env)),
     };
-    match serde_saphyr::from_str_with_options::<Document>(text, options) {
-        Ok(Document(file)) => Ok(Parsed { file: file.unwrap_or_default(), positions }),
-        Err(error) => Err(explain(name, text, &error, &positions).into()),
+    serde_saphyr::from_str_with_options(text, options)
+}
+
+/// A file without what is at fault.
+struct Rest(Value);
+
+impl Rest {
+    /// The whole of it, `None` if it is no mapping; and a fault for each variable that is not set.
+    fn read(
+        text: &str,
+        env: &Rc<HashMap<String, String>>,
+        explain: impl Fn(&Error) -> Problem,
+    ) -> (Option<Self>, Vec<Problem>) {
+        let mut env = Rc::clone(env);
+        let mut faults = Vec::new();
+        while faults.len() < MAX_FAULTS {
+            match read::<Value>(text, &env) {
+                Ok(whole) => return (whole.is_object().then_some(Self(whole)), faults),
+                Err(error) => {
+                    let Some(name) = unset_variable(innermost(error.without_snippet())) else { break };
+                    Rc::make_mut(&mut env).insert(name.to_owned(), "unset".to_owned());
+                    faults.push(explain(&error));
+                }
+            }
+        }
+        (None, faults)
+    }
+
+    /// Takes out what is at `path`, or the mapping that lacks it, or the list that it is in. Returns what went.
+    fn leave_out(&mut self, path: &str) -> Option<String> {
+        let path = path.split('[').next().unwrap_or(path);
+        let candidates = [Some(path), path.rsplit_once('.').map(|(above, _)| above)];
+        let gone = candidates.into_iter().flatten().find(|path| take(&mut self.0, path));
+        gone.map(str::to_owned)
+    }
+
+    fn text(&self) -> String {
+        format!("{:#}", self.0)
+    }
+}
+
+/// Takes out what is at `path`, whose keys may have dots of their own. Returns whether it was there.
+fn take(value: &mut Value, path: &str) -> bool {
+    let Some(mapping) = value.as_object_mut() else { return false };
+    let below = |key: &str| path.strip_prefix(key).and_then(|rest| rest.strip_prefix('.'));
+    mapping.remove(path).is_some()
+        || mapping.iter_mut().any(|(key, value)| below(key).is_some_and(|rest| take(value, rest)))
+}
+
+fn unset_variable(error: &Error) -> Option<&str> {
+    match error {
+        Error::UnresolvedProperty { name, .. }
+        | Error::PropertyRequiredButUnset { name, .. }
+        | Error::PropertyRequiredButEmpty { name, .. } => Some(name),
+        _ => None,
     }
 }
 
@@ -71,7 +181,10 @@ fn explain(name: &str, text: &str, error: &Error, positions: &Positions) -> Prob
     let position = error.location().map(Position::from);
     let error = innermost(error);
     let path = match (position, error) {
-        (Some(position), Error::SerdeMissingField { .. }) => positions.mapping_at(position),
+        (Some(position), Error::SerdeMissingField { .. }) => {
+            let above = || positions.path_at(position)?.rsplit_once('.').map(|(above, _)| above);
+            positions.mapping_at(position).or_else(above)
+        }
         (Some(position), _) => positions.path_at(position),
         (None, _) => None,
     };
@@ -153,6 +266,9 @@ fn describe(error: &Error, path: &str) -> (String, String, String) {
         }
         Error::NullIntoString { .. } => ("the value is missing".to_owned(), "write text".to_owned()),
         Error::NonFiniteFloat { .. } => ("not a usable number".to_owned(), "put text in quotes".to_owned()),
+        other if other.to_string().starts_with("invalid u") => {
+            ("not a usable value".to_owned(), "write a whole number".to_owned())
+        }
         other => {
             let hint = "check indentation (spaces, no tabs), brackets and quotes at and above this place";
             (without_place(&other.to_string()), hint.to_owned())

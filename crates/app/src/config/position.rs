@@ -60,6 +60,26 @@ impl Positions {
         }
     }
 
+    /// Whether one of these paths is in the file.
+    pub(super) fn has_any(&self, paths: &[&str]) -> bool {
+        paths.iter().any(|path| self.places.contains_key(*path))
+    }
+
+    /// The place in this file of what stands at `position` in `other`, another writing of it.
+    pub(super) fn translate(&self, other: &Self, position: Position, path: &str) -> Position {
+        let is_value = other.places.get(path).is_some_and(|place| place.value == position);
+        match self.places.get(path) {
+            Some(place) if is_value => place.value,
+            _ => self.of(path),
+        }
+    }
+
+    /// The names below a path.
+    pub(super) fn names(&self, path: &str) -> impl Iterator<Item = &str> {
+        let below = self.places.keys().filter_map(move |key| key.strip_prefix(path)?.strip_prefix('.'));
+        below.filter(|name| !name.contains(['.', '[']))
+    }
+
     /// The path of the key or value that starts at a place, the innermost where there are several.
     pub(super) fn path_at(&self, position: Position) -> Option<&str> {
         let paths = self.paths(|place| place.key == position || place.value == position);
@@ -96,6 +116,11 @@ impl Positions {
         self.places.insert(path.to_owned(), Place { key, value: value.referenced.into() });
         self.walk(path, &value.value);
     }
+}
+
+/// Whether `path` is `other` or below it.
+pub(super) fn is_within(path: &str, other: &str) -> bool {
+    path.strip_prefix(other).is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
 }
 
 /// Appends a key to a dotted path.

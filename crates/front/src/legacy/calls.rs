@@ -187,7 +187,7 @@ impl Held {
     /// Lets the calls run on in the background.
     fn hand_over(&mut self) {
         let (Some(mut running), mut log) = (self.running.take(), self.log.take()) else { return };
-        self.tasks.spawn("finish call", async move {
+        self.tasks.spawn_within("finish call", async move {
             while let Some(out) = running.calls.next().await {
                 if let Some(log) = &mut log
                     && !out.payload.is_empty()

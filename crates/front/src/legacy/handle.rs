@@ -183,6 +183,35 @@ mod tests {
         assert!(handles.open(&id, "other").is_none());
     }
 
+    /// What is kept: entries and bytes.
+    fn kept(handles: &Handles) -> (usize, usize) {
+        let bulk = handles.bulk.lock();
+        (bulk.len(), bulk.values().map(Bulk::len).sum())
+    }
+
+    #[test]
+    fn large_declarations_are_kept_within_bounds_and_those_in_use_longest() {
+        let declares = |n: usize, bytes: usize| client(&format!(r#"{{"x":"{n:08}{}"}}"#, "y".repeat(bytes)));
+        let large = handles();
+        let in_use = large.seal(&declares(0, 60_000), "");
+        let first = large.seal(&declares(1, 60_000), "");
+        for n in 2..700 {
+            large.seal(&declares(n, 60_000), "");
+            assert!(large.open(&in_use, "").is_some(), "{n}");
+        }
+        assert!(kept(&large).1 <= MAX_BULK_BYTES + crate::MAX_DECLARED_BYTES, "{:?}", kept(&large));
+        assert!(large.open(&first, "").is_none());
+
+        let small = handles();
+        for n in 0..MAX_BULK + 100 {
+            small.seal(&declares(n, 2_000), "");
+        }
+        assert_eq!(kept(&small).0, MAX_BULK);
+        // The same again is no more.
+        small.seal(&declares(MAX_BULK + 99, 2_000), "");
+        assert!(kept(&small).0 <= MAX_BULK);
+    }
+
     #[test]
     fn an_id_stays_short_whatever_the_client_declares() {
         let handles = handles();

@@ -99,6 +99,19 @@ pub(super) async fn initialize(
     Ok(response)
 }
 
+/// The client that `initialize` declares.
+fn client_of(request: &Message, version: ProtocolVersion) -> Client {
+    // Copies: a slice would keep the whole body for as long as the session.
+    let object = |field| request.raw(field).filter(|raw| raw.starts_with(b"{")).map(Bytes::copy_from_slice);
+    Client {
+        principal: Principal::anonymous(),
+        version,
+        capabilities: object(Field::Capabilities).unwrap_or_else(|| Bytes::from_static(b"{}")),
+        info: object(Field::ClientInfo),
+        answers: Answers::Live,
+    }
+}
+
 /// What `initialize` comes to: the client and the answer to it.
 pub(super) async fn agree(
     endpoint: &Arc<Endpoint>,
@@ -110,15 +123,7 @@ pub(super) async fn agree(
     };
     let requested =
         request.text(Field::ProtocolVersion).ok_or_else(|| bad("\"protocolVersion\" must be a string"))?;
-    // Copies: a slice would keep the whole body for as long as the session.
-    let object = |field| request.raw(field).filter(|raw| raw.starts_with(b"{")).map(Bytes::copy_from_slice);
-    let client = Arc::new(Client {
-        principal: Principal::anonymous(),
-        version: ProtocolVersion::negotiate(&requested),
-        capabilities: object(Field::Capabilities).unwrap_or_else(|| Bytes::from_static(b"{}")),
-        info: object(Field::ClientInfo),
-        answers: Answers::Live,
-    });
+    let client = Arc::new(client_of(request, ProtocolVersion::negotiate(&requested)));
     let declared = client.capabilities.len() + client.info.as_ref().map_or(0, Bytes::len);
     if declared > MAX_DECLARED_BYTES {
         return Err(bad(&format!(
@@ -257,7 +262,7 @@ pub(super) fn receive(inner: &Inner, session: &Arc<Session>, message: Message) -
             }
             _ => {
                 let session = session.clone();
-                inner.tasks.spawn("notify backends", async move { session.notify(message).await });
+                inner.tasks.spawn_within("notify backends", async move { session.notify(message).await });
             }
         },
         Kind::Request => {
@@ -463,4 +468,23 @@ pub(crate) fn delete(
     let mut response = Response::new(Body::empty());
     *response.status_mut() = StatusCode::NO_CONTENT;
     Ok(response)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_client_keeps_nothing_of_the_body_that_declared_it() {
+        let params =
+            r#"{"protocolVersion":"2025-11-25","capabilities":{"roots":{}},"clientInfo":{"name":"x"}}"#;
+        let text = format!(r#"{{"jsonrpc":"2.0","id":1,"method":"initialize","params":{params}}}"#);
+        let body = Bytes::from(text.into_bytes());
+        let message = Message::parse(body.clone()).unwrap();
+        let client = client_of(&message, ProtocolVersion::V2025_11_25);
+        drop(message);
+        assert_eq!(client.capabilities, r#"{"roots":{}}"#);
+        assert_eq!(client.info.as_deref(), Some(&br#"{"name":"x"}"#[..]));
+        assert!(body.is_unique(), "a slice would keep all of it");
+    }
 }

@@ -165,7 +165,7 @@ fn send(connection: &Connection, text: Bytes) {
 
 fn initialize(inner: &Arc<Inner>, connection: &Arc<Connection>, message: Message) {
     let (inner_, connection) = (inner.clone(), connection.clone());
-    inner.tasks.spawn("initialize", async move {
+    inner.tasks.spawn_within("initialize", async move {
         match agree(&connection.endpoint, &message).await {
             Ok((client, answer)) => {
                 let key = handle::key(&format!("sse {:x}", rand::random::<u128>()));
@@ -213,7 +213,7 @@ fn dispatch(
     }
     let Some(mut call) = call else { return Ok(()) };
     let connection = connection.clone();
-    inner.tasks.spawn("call", async move {
+    inner.tasks.spawn_within("call", async move {
         let closed = connection.closed.clone();
         let run = async {
             while let Some(out) = call.next().await {

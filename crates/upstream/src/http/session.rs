@@ -12,7 +12,7 @@ use drawbridge_core::call::{AskKey, Call, Emitter, Event, Events, Reply, Shape, 
 use drawbridge_core::fault::Deadline;
 use drawbridge_core::{Client, Conversation, Description, Fault};
 use drawbridge_wire::message::Field;
-use drawbridge_wire::{Id, Message, ProtocolVersion, header};
+use drawbridge_wire::{Id, Message, ProtocolVersion, code, header};
 use http::{HeaderName, HeaderValue, StatusCode};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
@@ -22,7 +22,7 @@ use super::aside::RunningCalls;
 use super::shared::{COURTESY, Shared};
 use crate::answer::{self, Answer, EventStream};
 use crate::changes::Filter;
-use crate::described::LegacyConversation;
+use crate::described::{LegacyConversation, Refused, Replaceable};
 use crate::inbox::Inbox;
 use crate::legacy::{self, Handshake, Incoming, OpenAsks};
 use crate::restore::Restore;
@@ -239,21 +239,36 @@ impl HttpSession {
         opened.gone.cancel();
     }
 
-    /// Runs a call, and emits what is asked aside because of it.
-    async fn run(self: &Arc<Self>, emit: &Emitter, call: &Call) -> Result<Event, Fault> {
-        let id = self.next_id();
-        if !self.client.can_be_asked() {
-            return self.exchange(emit, call, id).await;
+    /// The session after it was lost. A backend that refuses to open it again has never got the call.
+    async fn open_again(self: &Arc<Self>, refused: &Refused) -> Result<Arc<Opened>, Fault> {
+        let opened = self.open().await;
+        if let Err(Fault::BadAnswer { .. }) = &opened {
+            refused.set();
         }
-        let entered = Entered::new(self, &id);
-        entered.inbox.beside(emit, self.exchange(emit, call, id)).await
+        opened
     }
 
-    async fn exchange(self: &Arc<Self>, emit: &Emitter, call: &Call, id: Id) -> Result<Event, Fault> {
+    /// Runs a call, and emits what is asked aside because of it.
+    async fn run(self: &Arc<Self>, emit: &Emitter, call: &Call, refused: &Refused) -> Result<Event, Fault> {
+        let id = self.next_id();
+        if !self.client.can_be_asked() {
+            return self.exchange(emit, call, id, refused).await;
+        }
+        let entered = Entered::new(self, &id);
+        entered.inbox.beside(emit, self.exchange(emit, call, id, refused)).await
+    }
+
+    async fn exchange(
+        self: &Arc<Self>,
+        emit: &Emitter,
+        call: &Call,
+        id: Id,
+        refused: &Refused,
+    ) -> Result<Event, Fault> {
         let text = legacy::outgoing(call, &id);
         let _running = RunningGuard::new(self);
         let _token = call.request.slice(Field::MetaProgressToken).map(|own| TokenGuard::new(self, &id, own));
-        let mut opened = self.open().await?;
+        let mut opened = self.open_again(refused).await?;
         self.set_level(call, &opened).await;
         let mut cancel = CancelGuard::new(self, &opened, &id);
         let mut answer = self.send(&opened, text.clone()).await?;
@@ -261,11 +276,16 @@ impl HttpSession {
             // Unknown session: the call was not started, so a new session may have it.
             self.lost(&opened);
             cancel.disarm();
-            opened = self.open().await?;
+            opened = self.open_again(refused).await?;
             cancel = CancelGuard::new(self, &opened, &id);
             answer = self.send(&opened, text).await?;
         }
         let event = match answer {
+            Answer::Message(status, message) if is_of_the_other_era(status, &message) => {
+                refused.set();
+                let why = message.text(Field::ErrorMessage).unwrap_or_default();
+                Err(self.shared.options.bad_answer(format!("it refuses the protocol of its session: {why}")))
+            }
             Answer::Message(_, message) => self.answered(call, message, &id),
             Answer::Stream(stream) => {
                 emit.emit(Event::Begun).await;
@@ -361,7 +381,7 @@ impl HttpSession {
         aside: Option<AskKey>,
     ) {
         let (session, opened) = (self.clone(), opened.clone());
-        self.shared.tasks.spawn("answer ask", async move {
+        self.shared.tasks.spawn_within("answer ask", async move {
             let Some(text) = opened.gone.run_until_cancelled(legacy::answer(&id, answer)).await else {
                 return;
             };
@@ -376,7 +396,7 @@ impl HttpSession {
         let (session, opened) = (self.clone(), opened.clone());
         self.shared
             .tasks
-            .spawn("tell backend", async move { session.deliver_to_backend(&opened, text).await });
+            .spawn_within("tell backend", async move { session.deliver_to_backend(&opened, text).await });
     }
 
     async fn deliver_to_backend(&self, opened: &Opened, text: Bytes) {
@@ -523,6 +543,12 @@ fn is_session_lost(answer: &Answer, opened: &Opened) -> bool {
     status == StatusCode::NOT_FOUND && opened.id.is_some()
 }
 
+/// Whether a request was refused for what a session's requests are: it was replaced by a server without sessions.
+fn is_of_the_other_era(status: StatusCode, answer: &Message) -> bool {
+    let about_this_hop = [code::HEADER_MISMATCH, code::UNSUPPORTED_PROTOCOL_VERSION];
+    status == StatusCode::BAD_REQUEST && about_this_hop.contains(&answer.error_code())
+}
+
 /// A call that asks aside may belong to, while it runs.
 struct Entered {
     session: Arc<HttpSession>,
@@ -608,15 +634,7 @@ impl Drop for CancelGuard {
 #[async_trait]
 impl Conversation for HttpSession {
     fn call(self: Arc<Self>, call: Call) -> Events {
-        generate(|emit| async move {
-            let limit = self.shared.options.timeout;
-            let ran = tokio::time::timeout(limit, self.run(&emit, &call)).await;
-            let outcome = ran.unwrap_or_else(|_| Err(self.shared.options.late(Deadline::Total)));
-            if let Ok(Event::Done(reply)) = &outcome {
-                self.restore.note(&call.request, reply);
-            }
-            outcome.unwrap_or_else(Event::Fail)
-        })
+        self.call_or_refuse(call, Refused::default())
     }
 
     async fn notify(&self, notification: Message) {
@@ -627,7 +645,7 @@ impl Conversation for HttpSession {
     fn listen(self: Arc<Self>) {
         self.listening.store(true, Ordering::Release);
         let session = self.clone();
-        self.shared.tasks.spawn("open backend stream", async move {
+        self.shared.tasks.spawn_within("open backend stream", async move {
             if let Err(fault) = session.open().await {
                 tracing::warn!(backend.name = %session.shared.options.name, error.code = fault.code(), "backend stream: {fault}");
             }
@@ -664,5 +682,19 @@ impl LegacyConversation for HttpSession {
     async fn hear(self: Arc<Self>) -> Result<Arc<Description>, Fault> {
         self.listening.store(true, Ordering::Release);
         self.handshake().await
+    }
+}
+
+impl Replaceable for HttpSession {
+    fn call_or_refuse(self: Arc<Self>, call: Call, refused: Refused) -> Events {
+        generate(|emit| async move {
+            let limit = self.shared.options.timeout;
+            let ran = tokio::time::timeout(limit, self.run(&emit, &call, &refused)).await;
+            let outcome = ran.unwrap_or_else(|_| Err(self.shared.options.late(Deadline::Total)));
+            if let Ok(Event::Done(reply)) = &outcome {
+                self.restore.note(&call.request, reply);
+            }
+            outcome.unwrap_or_else(Event::Fail)
+        })
     }
 }

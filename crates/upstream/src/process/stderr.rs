@@ -18,10 +18,16 @@ const WINDOW: Duration = Duration::from_secs(1);
 
 /// The last lines of a server's stderr.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Tail(Arc<Mutex<VecDeque<String>>>);
+pub(super) struct Tail(Arc<Mutex<VecDeque<Kept>>>);
+
+#[derive(Clone, Debug)]
+struct Kept {
+    text: String,
+    is_logged: bool,
+}
 
 impl Tail {
-    fn push(&self, line: String) {
+    fn push(&self, line: Kept) {
         let mut lines = self.0.lock();
         if lines.len() == TAIL_LINES {
             lines.pop_front();
@@ -30,7 +36,12 @@ impl Tail {
     }
 
     pub(super) fn lines(&self) -> Vec<String> {
-        self.0.lock().iter().cloned().collect()
+        self.0.lock().iter().map(|line| line.text.clone()).collect()
+    }
+
+    /// Those of the lines that the log does not have yet.
+    pub(super) fn unlogged_lines(&self) -> Vec<String> {
+        self.0.lock().iter().filter(|line| !line.is_logged).map(|line| line.text.clone()).collect()
     }
 }
 
@@ -65,7 +76,9 @@ fn log(name: &str, tail: &Tail, rate: &mut Rate, line: Line) {
     if is_admitted {
         tracing::info!(target: "drawbridge::backend::stderr", { backend.name = name }, "{text}");
     }
-    tail.push(text);
+    let is_logged =
+        is_admitted && tracing::enabled!(target: "drawbridge::backend::stderr", tracing::Level::INFO);
+    tail.push(Kept { text, is_logged });
 }
 
 fn report_suppressed(name: &str, lines: u64) {
@@ -149,10 +162,11 @@ mod tests {
     fn the_tail_keeps_the_last_lines() {
         let tail = Tail::default();
         for line in 0..50 {
-            tail.push(line.to_string());
+            tail.push(Kept { text: line.to_string(), is_logged: line < 48 });
         }
         let expected: Vec<String> = (30..50).map(|line| line.to_string()).collect();
         assert_eq!(tail.lines(), expected);
+        assert_eq!(tail.unlogged_lines(), ["48", "49"]);
     }
 
     #[test]

@@ -46,6 +46,15 @@ impl From<ExitStatus> for Status {
 impl fmt::Display for Status {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            // Of the guard, or of a shell in its place; both mean the same by these.
+            Self::Exited(code @ 127) => write!(
+                f,
+                "could not be started: the program was not found; check the command, PATH and cwd (code {code})"
+            ),
+            Self::Exited(code @ 126) => write!(
+                f,
+                "could not be started: the program can't be executed; check the file's permissions (code {code})"
+            ),
             Self::Exited(code) => write!(f, "exited with code {code}"),
             Self::Signalled(signal) => {
                 let name = signal_hook::low_level::signal_name(*signal).unwrap_or("unnamed");
@@ -61,11 +70,16 @@ impl fmt::Display for Status {
 pub struct Exit {
     status: Status,
     stderr: Arc<[String]>,
+    unlogged: Arc<[String]>,
 }
 
 impl Exit {
     pub(super) fn unknown(tail: &Tail) -> Self {
-        Self { status: Status::Unknown, stderr: tail.lines().into() }
+        Self::new(Status::Unknown, tail)
+    }
+
+    fn new(status: Status, tail: &Tail) -> Self {
+        Self { status, stderr: tail.lines().into(), unlogged: tail.unlogged_lines().into() }
     }
 
     /// How it ended.
@@ -76,6 +90,11 @@ impl Exit {
     /// The last lines it wrote to stderr, at most 20. For operators: they may hold anything the server knows.
     pub fn stderr(&self) -> &[String] {
         &self.stderr
+    }
+
+    /// Those of them that were not logged when they came.
+    pub fn unlogged_stderr(&self) -> &[String] {
+        &self.unlogged
     }
 }
 
@@ -155,7 +174,7 @@ impl Supervisor {
         let status = ended.map_or(Status::Unknown, Status::from);
         let uptime = started.elapsed();
         tracing::debug!(backend.name = &*self.name, ?uptime, "server {status}");
-        exit.send_replace(Some(Exit { status, stderr: self.tail.lines().into() }));
+        exit.send_replace(Some(Exit::new(status, &self.tail)));
     }
 
     /// MCP 2025-11-25, lifecycle § shutdown, stdio. The writer closes stdin on the same token that led here.
@@ -187,6 +206,10 @@ mod tests {
         for (raw, expected) in [
             (0, "exited with code 0"),
             (3 << 8, "exited with code 3"),
+            (
+                127 << 8,
+                "could not be started: the program was not found; check the command, PATH and cwd (code 127)",
+            ),
             (137 << 8, "was ended by signal 9 (SIGKILL)"),
             (15, "was ended by signal 15 (SIGTERM)"),
             (255 << 8, "exited with code 255"),

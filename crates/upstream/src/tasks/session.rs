@@ -20,7 +20,7 @@ use smallvec::SmallVec;
 use tokio::sync::watch;
 
 use super::knows_extension;
-use crate::described::LegacyConversation;
+use crate::described::{LegacyConversation, Refused};
 
 /// What a list of tools said is believed for this long.
 const TOOLS_TTL: Duration = Duration::from_secs(300);
@@ -74,22 +74,31 @@ impl SessionTasks {
     }
 
     /// Calls a tool, as a task if it has to be or the client likes it so.
-    pub(crate) fn call_tool(self: Arc<Self>, mut call: Call) -> Events {
+    pub(crate) fn call_tool(self: Arc<Self>, mut call: Call, refused: Refused) -> Events {
         if call.request.raw(Field::Task).is_some() {
             // Stateless clients do not ask for tasks this way.
             call.request = Edit::new(&call.request).remove(Field::Task).into_message();
         }
-        generate(|emit| async move { self.run_tool(&emit, call).await.unwrap_or_else(Event::Fail) })
+        generate(|emit| async move { self.run_tool(&emit, call, refused).await.unwrap_or_else(Event::Fail) })
     }
 
-    async fn run_tool(&self, emit: &Emitter, call: Call) -> Result<Event, Fault> {
+    async fn run_tool(&self, emit: &Emitter, call: Call, refused: Refused) -> Result<Event, Fault> {
         let knows = knows_extension(&call.client);
-        let support = if self.offers_tasks().await? { self.support(&call).await? } else { None };
+        let support = match self.offers_tasks().await {
+            Ok(true) => self.support(&call).await,
+            offers => offers.map(|_| None),
+        };
+        if let Err(Fault::BadAnswer { .. }) = &support {
+            // Nothing was asked of the tool yet.
+            refused.set();
+        }
+        let support = support?;
         if !matches!((support, knows), (Some(Support::Required), _) | (Some(Support::Optional), true)) {
-            return Ok(last(forward(emit, self.session.clone().call(call)).await));
+            return Ok(last(forward(emit, self.session.clone().call_or_refuse(call, refused)).await));
         }
         let request = Edit::new(&call.request).set(Field::Task, "{}").into_message();
-        let created = forward(emit, self.session.clone().call(Call { request, ..call.clone() })).await;
+        let create = Call { request, ..call.clone() };
+        let created = forward(emit, self.session.clone().call_or_refuse(create, refused)).await;
         let Some(Event::Done(reply)) = &created else { return Ok(last(created)) };
         let result = reply.message.raw(Field::Result).unwrap_or_default();
         let task = json::member(result, "task").map(Bytes::copy_from_slice);

@@ -1,13 +1,15 @@
 //! Checks of one backend.
 
 use std::collections::BTreeMap;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
 use std::time::Duration;
 
 use hyper::header::{HeaderName, HeaderValue};
 use url::Url;
 
 use crate::config::check::Checker;
-use crate::config::check::outbound::paths;
+use crate::config::check::outbound::bundles;
 use crate::config::model::{Backend, BackendKind, HttpBackend, StdioBackend};
 use crate::config::raw;
 use crate::config::secret::Secret;
@@ -49,6 +51,7 @@ pub(in crate::config) fn backend(
             checker.problem(path, "a backend has `url` or `command`, not both", hint);
             return None;
         }
+        (None, None) if checker.is_incomplete(path) => return None,
         (None, None) => {
             let hint =
                 "add `url: https://...` for a server reached over HTTP, or `command: ...` for one to start";
@@ -87,7 +90,7 @@ fn http(checker: &mut Checker<'_>, path: &str, url: &str, raw: &mut raw::Backend
     Some(HttpBackend {
         transport: raw.transport.unwrap_or(default.transport),
         headers,
-        ca_bundle: raw.ca_bundle.take().map(paths).unwrap_or_default(),
+        ca_bundle: bundles(checker, &format!("{path}.ca_bundle"), raw.ca_bundle.take()),
         ..default
     })
 }
@@ -95,12 +98,13 @@ fn http(checker: &mut Checker<'_>, path: &str, url: &str, raw: &mut raw::Backend
 fn backend_url(checker: &mut Checker<'_>, path: &str, written: &str) -> Option<Url> {
     let path = format!("{path}.url");
     let url = Url::parse(written).ok().filter(|url| matches!(url.scheme(), "http" | "https"));
+    checker.notice_literal_variable(&path, written);
     let Some(mut url) = url else {
-        checker.problem(
-            &path,
-            "not an http or https URL",
-            "write it in full, such as `https://tickets.internal/mcp`",
-        );
+        let hint = match written.contains("${") {
+            true => "`${NAME}` in quotes is not replaced: leave the quotes out",
+            false => "write it in full, such as `https://tickets.internal/mcp`",
+        };
+        checker.problem(&path, "not an http or https URL", hint);
         return None;
     };
     if !url.username().is_empty() || url.password().is_some() {
@@ -153,6 +157,11 @@ fn stdio(checker: &mut Checker<'_>, path: &str, command: String, raw: &mut raw::
     if default.command.is_empty() || default.command.contains('\0') {
         checker.problem(&format!("{path}.command"), "not a program", "name the program to start");
     }
+    checker.notice_literal_variable(&format!("{path}.command"), &default.command);
+    if let Some(cwd) = raw.cwd.as_deref().filter(|cwd| !cwd.is_dir()) {
+        let message = format!("{} is not a directory", cwd.display());
+        checker.problem(&format!("{path}.cwd"), message, "create it, or name another one");
+    }
     let mut deadline = |key: &str, written: Option<Span>, default: Duration| {
         checker.positive(&format!("{path}.{key}"), written, default)
     };
@@ -160,9 +169,16 @@ fn stdio(checker: &mut Checker<'_>, path: &str, command: String, raw: &mut raw::
     let queue_timeout = deadline("queue_timeout", raw.queue_timeout, default.queue_timeout);
     let start_timeout = deadline("start_timeout", raw.start_timeout, default.start_timeout);
     let stop_grace = raw.stop_grace.map_or(default.stop_grace, |Span(duration)| duration);
+    let env = variables(checker, path, raw.env.take().unwrap_or_default());
+    let search = env.get("PATH").map(Secret::expose).or(checker.env.get("PATH").map(String::as_str));
+    if !is_there(&default.command, raw.cwd.as_deref(), search) {
+        let command = &default.command;
+        let message = format!("{path}.command: there is no program `{command}` here: is it installed?");
+        checker.notice(&format!("{path}.command"), message);
+    }
     StdioBackend {
         args: args(checker, path, raw.args.take().unwrap_or_default()),
-        env: variables(checker, path, raw.env.take().unwrap_or_default()),
+        env,
         cwd: raw.cwd.take(),
         max_processes: raw.max_processes.map_or(default.max_processes, std::num::NonZeroUsize::get),
         idle_stop,
@@ -172,6 +188,18 @@ fn stdio(checker: &mut Checker<'_>, path: &str, command: String, raw: &mut raw::
         stop_grace,
         command: default.command,
     }
+}
+
+/// Whether a program can be found as it will be looked for: in the `search` path, unless it has a slash. Where there
+/// is no such path nothing can be said.
+fn is_there(command: &str, cwd: Option<&Path>, search: Option<&str>) -> bool {
+    let is_program = |file: &Path| {
+        file.metadata().is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0)
+    };
+    if command.contains('/') {
+        return is_program(&cwd.unwrap_or(Path::new("")).join(command));
+    }
+    search.is_none_or(|search| std::env::split_paths(search).any(|dir| is_program(&dir.join(command))))
 }
 
 fn args(checker: &mut Checker<'_>, path: &str, args: Vec<String>) -> Vec<String> {

@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 use std::path::PathBuf;
 
+use drawbridge_upstream::outbound::check_bundle;
 use url::Url;
 
 use crate::config::check::Checker;
@@ -20,18 +21,25 @@ pub(super) fn outbound(checker: &mut Checker<'_>, raw: raw::Outbound) -> Outboun
         }
     }
     Outbound {
-        ca_bundle: raw.ca_bundle.map(paths).unwrap_or_default(),
+        ca_bundle: bundles(checker, "outbound.ca_bundle", raw.ca_bundle),
         proxy: proxy(checker, raw.proxy),
         allow_networks: networks,
     }
 }
 
-/// One path or several as a list.
-pub(super) fn paths(written: Paths) -> Vec<PathBuf> {
-    match written {
-        Paths::One(path) => vec![path],
-        Paths::Many(paths) => paths,
+/// The files with authorities to trust that the key at `path` names, one or several.
+pub(super) fn bundles(checker: &mut Checker<'_>, path: &str, written: Option<Paths>) -> Vec<PathBuf> {
+    let files = match written {
+        None => Vec::new(),
+        Some(Paths::One(file)) => vec![file],
+        Some(Paths::Many(files)) => files,
+    };
+    for file in &files {
+        if let Err(error) = check_bundle(file) {
+            checker.problem(path, error.to_string(), "name a PEM file with the certificates of authorities");
+        }
     }
+    files
 }
 
 fn is_network(text: &str) -> bool {

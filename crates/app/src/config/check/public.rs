@@ -39,9 +39,10 @@ fn is_origin(url: &Url) -> bool {
 fn allowed_origins(checker: &mut Checker<'_>, written: Vec<String>) -> Vec<String> {
     let mut origins = Vec::new();
     for (index, origin) in written.into_iter().enumerate() {
-        match Url::parse(&origin).ok().filter(is_origin) {
-            Some(url) => origins.push(url.origin().ascii_serialization()),
-            None => checker.problem(
+        match Url::parse(&origin).ok().filter(|_| !origin.contains('*')) {
+            Some(url) if is_origin(&url) => origins.push(url.origin().ascii_serialization()),
+            Some(url) if is_origin_of_an_app(&url, &origin) => origins.push(origin.to_ascii_lowercase()),
+            _ => checker.problem(
                 &format!("public.allowed_origins[{index}]"),
                 "not an origin",
                 "write each one in full, such as `https://app.example.com`; there are no wildcards",
@@ -49,6 +50,13 @@ fn allowed_origins(checker: &mut Checker<'_>, written: Vec<String>) -> Vec<Strin
         }
     }
     origins
+}
+
+/// Such as `vscode-webview://id`. To a browser these have no standard form, so they are compared as they are.
+fn is_origin_of_an_app(url: &Url, written: &str) -> bool {
+    let rest = written.split_once("://").map(|(_, rest)| rest);
+    !matches!(url.scheme(), "http" | "https" | "file")
+        && rest.is_some_and(|rest| !rest.is_empty() && !rest.contains(['/', '?', '#', '@', '\\', ' ']))
 }
 
 fn allowed_hosts(checker: &mut Checker<'_>, written: Vec<String>) -> Vec<String> {

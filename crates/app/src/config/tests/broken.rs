@@ -72,6 +72,17 @@ fn a_fault_of_a_flag_names_the_flag() {
 }
 
 #[test]
+fn a_list_of_servers_in_place_of_the_configuration() {
+    let list = "{\n  // mine\n  \"mcpServers\": { \"a\": { \"command\": \"npx\" } },\n}";
+    assert_snapshot!(complaint(list), @r"
+    drawbridge.yaml:1:1: this is a list of MCP servers as hosts keep it, not a configuration of the gateway
+      hint: pass it with `--mcp-servers`
+    ");
+    let other = r#"{"servers": {"a": {"type": "http", "url": "http://a/mcp"}}}"#;
+    assert_eq!(complaint(other), complaint(list));
+}
+
+#[test]
 fn a_file_that_grows_when_read_is_refused_in_good_time() {
     let mut aliases = "a0: &a0 [x]\n".to_owned();
     for level in 1..20 {

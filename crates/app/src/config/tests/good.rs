@@ -17,7 +17,7 @@ seal:     { keys: [{ id: k1, key: { env: SEAL_K1 } }] }
 auth:     { mode: none, i_know_this_is_open: true }
 log:      { format: json, level: "info,drawbridge_upstream=debug" }
 limits:   { max_body_bytes: 1MiB, max_result_bytes: 1000000, session_idle: 1h 30m, max_sessions: 5 }
-outbound: { ca_bundle: /etc/ca.pem, proxy: none, allow_networks: [10.0.0.0/8, "fd00::/8"] }
+outbound: { proxy: none, allow_networks: [10.0.0.0/8, "fd00::/8"] }
 backends:
   tickets: { url: https://tickets.internal/mcp, timeout: 60s, headers: { Authorization: { env: TICKETS } }, era: modern }
   files:   { command: npx, args: [-y, "@modelcontextprotocol/server-filesystem", 8080, true], env: { LOG: warn } }
@@ -201,4 +201,40 @@ backends:
         format!("{loaded:#?} {:?}", Overrides { redis: Some(Secret::new("hunter2")), ..Default::default() });
     assert!(!shown.contains("hunter2") && !shown.contains(key) && !shown.contains("104"), "{shown}");
     assert!(shown.contains("redacted"), "{shown}");
+}
+
+#[test]
+fn what_may_be_missing_is_a_notice() {
+    let text = "backends:\n  a: { command: drawbridge-no-such-program }\n  b: { command: ./no/such, cwd: / }\n  c: { command: sh }\n  d: { command: sh, env: { PATH: /no/such } }\n  e: { url: \"http://a/${X}\" }\n  f: { command: sh, cwd: \"/\" }\n";
+    let loaded = load_text(text, &[("PATH", "/no/such:/bin:/usr/bin")]).map_err(|p| p.to_string()).unwrap();
+    let notices: String = loaded.notices.iter().map(|notice| format!("{notice}\n")).collect();
+    insta::assert_snapshot!(notices, @r"
+    drawbridge.yaml:2:8: backends.a.command: there is no program `drawbridge-no-such-program` here: is it installed?
+    drawbridge.yaml:3:8: backends.b.command: there is no program `./no/such` here: is it installed?
+    drawbridge.yaml:5:8: backends.d.command: there is no program `sh` here: is it installed?
+    drawbridge.yaml:6:8: backends.e.url: `${...}` in quotes is passed on as it is
+    ");
+    // Without a search path there is nothing to say.
+    assert_eq!(load_text("backends: { a: { command: no-such-program } }\n", &[]).unwrap().notices, []);
+}
+
+#[test]
+fn log_filters_of_all_forms_are_accepted() {
+    for level in [
+        "info",
+        "WARN",
+        "off",
+        "3",
+        "info,drawbridge_upstream=debug",
+        "drawbridge_core=trace",
+        "warn,[task{name}]=debug",
+    ] {
+        assert_eq!(good(&format!("log: {{ level: \"{level}\" }}\n"), &[]).log.level, level);
+    }
+}
+
+#[test]
+fn origins_of_pages_and_of_apps() {
+    let text = "public: { allowed_origins: [\"HTTPS://App.example:443\", \"vscode-webview://0A-1b\"] }\n";
+    assert_eq!(good(text, &[]).public.allowed_origins, ["https://app.example", "vscode-webview://0a-1b"]);
 }

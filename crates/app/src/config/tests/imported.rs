@@ -234,3 +234,21 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn the_configuration_in_place_of_the_list() {
+    let configuration = "public:\n  listen: 127.0.0.1:1\nbackends:\n  a: { url: \"http://a/mcp\" }\n";
+    assert_snapshot!(refused(configuration), @r"
+    mcp.json:1:1: this is a configuration of the gateway, not a list of MCP servers as hosts keep it
+      hint: pass it with `--config`
+    ");
+    assert_eq!(refused(r#"{"backends": {"a": {"url": "http://a/mcp"}}}"#), refused(configuration));
+    // What is wrong with the one file does not hide what is wrong with the other.
+    let both = load_both("log: { level: loud }\n", "{", &[]).unwrap_err();
+    assert_snapshot!(both, @r"
+    drawbridge.yaml:1:8: log.level: there is no level `loud`
+      hint: use one of: error, warn, info, debug, trace, off
+    mcp.json:1:1: EOF while parsing an object
+      hint: the file is JSON; comments and trailing commas are allowed
+    ");
+}

@@ -204,4 +204,36 @@ broken_files! {
         drawbridge.yaml:1:1: instance_id: not a usable name
           hint: use 1 to 64 letters, digits, `.`, `_` or `-`
     "#;
+
+    several_faults_of_form = "pubilc: {}\nlog:\n  format: xml\nlimits: { max_sessions: 0, max_streams: many }\nbackends:\n  a: { url: \"http://a/mcp\", timeout: 3 }\n  B:\n    timeuot: 3s\n    url: http://b/mcp\n    headers: { A.B: 5, C.D: [], E: {} }\n  c: []\nseal:\n  keys: [{ key: x }]\nendpoints:\n  e: {}\n  f: { backends: [a, B, c, d] }\n"
+    says r#"
+        drawbridge.yaml:1:1: pubilc: unknown key
+          hint: did you mean `public`?
+        drawbridge.yaml:3:11: log.format: unknown value `xml`
+          hint: use one of: text, json
+        drawbridge.yaml:4:11: limits.max_sessions: not a usable value
+          hint: write a whole number above 0
+        drawbridge.yaml:4:41: limits.max_streams: not a usable value
+          hint: write a whole number
+        drawbridge.yaml:6:29: backends.a.timeout: can't be a number
+          hint: write a duration with a unit such as `500ms`, `30s`, `10m` or `1h`, at most `365d`
+        drawbridge.yaml:7:3: backends.B: not a usable name
+          hint: use 1 to 32 lower-case letters, digits or `-`
+        drawbridge.yaml:8:5: backends.B.timeuot: unknown key
+          hint: did you mean `timeout`?
+        drawbridge.yaml:10:21: backends.B.headers.A.B: not a usable value
+          hint: write text in quotes, `{ env: NAME }` or `{ file: PATH }`
+        drawbridge.yaml:10:24: backends.B.headers.C.D: can't be a list
+          hint: write text, `{ env: NAME }` or `{ file: PATH }`
+        drawbridge.yaml:10:36: backends.B.headers.E: not a usable value
+          hint: write exactly one of the keys `env` and `file`
+        drawbridge.yaml:11:6: backends.c: not the right kind of value
+          hint: write a mapping
+        drawbridge.yaml:13:10: seal.keys[0].id: this key is required
+          hint: add `id`
+        drawbridge.yaml:15:3: endpoints.e.backends: this key is required
+          hint: add `backends`
+        drawbridge.yaml:16:28: endpoints.f.backends[3]: there is no backend `d`
+          hint: use one of: B, a, c
+    "#;
 }

@@ -77,6 +77,20 @@ broken_files! {
           hint: write each one in full, such as `https://app.example.com`; there are no wildcards
     "#;
 
+    origins_that_are_none = "public:\n  allowed_origins: [\"null\", \"https://*.a.example\", \"file://\", \"app://a/b\", \"https://me@a.example\"]\n"
+    says r#"
+        drawbridge.yaml:2:21: public.allowed_origins[0]: not an origin
+          hint: write each one in full, such as `https://app.example.com`; there are no wildcards
+        drawbridge.yaml:2:29: public.allowed_origins[1]: not an origin
+          hint: write each one in full, such as `https://app.example.com`; there are no wildcards
+        drawbridge.yaml:2:52: public.allowed_origins[2]: not an origin
+          hint: write each one in full, such as `https://app.example.com`; there are no wildcards
+        drawbridge.yaml:2:63: public.allowed_origins[3]: not an origin
+          hint: write each one in full, such as `https://app.example.com`; there are no wildcards
+        drawbridge.yaml:2:76: public.allowed_origins[4]: not an origin
+          hint: write each one in full, such as `https://app.example.com`; there are no wildcards
+    "#;
+
     host_with_a_scheme = "public:\n  allowed_hosts: [\"https://a.example\"]\n"
     says r#"
         drawbridge.yaml:2:19: public.allowed_hosts[0]: not a host
@@ -147,6 +161,46 @@ broken_files! {
     says r#"
         drawbridge.yaml:1:10: drain.deadline: not a usable value
           hint: write a duration with a unit such as `500ms`, `30s`, `10m` or `1h`, at most `365d`
+    "#;
+
+    word_that_is_no_level = "log:\n  level: verbose\n"
+    says r#"
+        drawbridge.yaml:2:3: log.level: there is no level `verbose`
+          hint: use one of: error, warn, info, debug, trace, off
+    "#;
+
+    level_with_a_slip = "log: { level: \"debgu,drawbridge_upstream=trace\" }\n"
+    says r#"
+        drawbridge.yaml:1:8: log.level: there is no level `debgu`
+          hint: did you mean `debug`?
+    "#;
+
+    bundle_that_is_not_there = "outbound: { ca_bundle: /no/such/ca.pem }\nbackends:\n  t:\n    url: https://a/mcp\n    ca_bundle: [/dev/null]\n"
+    says r#"
+        drawbridge.yaml:1:13: outbound.ca_bundle: /no/such/ca.pem: I/O error: No such file or directory (os error 2)
+          hint: name a PEM file with the certificates of authorities
+        drawbridge.yaml:5:5: backends.t.ca_bundle: /dev/null: no certificate in the file (PEM is expected)
+          hint: name a PEM file with the certificates of authorities
+    "#;
+
+    directory_that_is_not_there = "backends:\n  t:\n    command: npx\n    cwd: /no/such/directory\n"
+    says r#"
+        drawbridge.yaml:4:5: backends.t.cwd: /no/such/directory is not a directory
+          hint: create it, or name another one
+    "#;
+
+    one_address_for_two_listeners = "public:\n  listen: 127.0.0.1:9090\nadmin: { probes: \"0.0.0.0:9090\" }\n"
+    says r#"
+        drawbridge.yaml:3:1: admin.listen: 127.0.0.1:9090 can't be had beside public.listen at 127.0.0.1:9090
+          hint: choose another port for one of them; 0 takes a free one
+        drawbridge.yaml:3:10: admin.probes: 0.0.0.0:9090 can't be had beside public.listen at 127.0.0.1:9090
+          hint: choose another port for one of them; 0 takes a free one
+    "#;
+
+    variable_in_quotes_in_a_url = "backends:\n  t:\n    url: \"${SCHEME}://a/mcp\"\n"
+    says r#"
+        drawbridge.yaml:3:5: backends.t.url: not an http or https URL
+          hint: `${NAME}` in quotes is not replaced: leave the quotes out
     "#;
 
     several_at_once = "redis: { url: \"redis://a\" }\nauth: { mode: tokens }\nbackends:\n  b: { url: x }\nendpoints:\n  e: { backends: [c] }\n"

@@ -46,4 +46,14 @@ broken_files! {
         drawbridge.yaml:2:2: tabs disallowed within this context (block indentation)
           hint: check indentation (spaces, no tabs), brackets and quotes at and above this place
     "#;
+
+    variables_not_set = "data_dir: ${ONE}\nbackends:\n  t:\n    url: http://${TWO}/mcp\n    timeout: ${THREE:-1}\n"
+    says r#"
+        drawbridge.yaml:1:11: data_dir: environment variable ONE is not set
+          hint: set ONE, or give a default: ${ONE:-default}
+        drawbridge.yaml:4:10: backends.t.url: environment variable TWO is not set
+          hint: set TWO, or give a default: ${TWO:-default}
+        drawbridge.yaml:5:5: backends.t.timeout: can't be a number
+          hint: write a duration with a unit such as `500ms`, `30s`, `10m` or `1h`, at most `365d`
+    "#;
 }
