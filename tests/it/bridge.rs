@@ -3,6 +3,7 @@
 mod changes;
 mod mirror;
 mod parked;
+mod scopes;
 mod tasks;
 
 use drawbridge_testkit::client::{Modern, Session};

@@ -35,7 +35,7 @@ pub use self::model::{
     Public, StdioBackend, Streams,
 };
 pub use self::problem::{Notice, Problem, Problems};
-pub use self::raw::{AuthMode, Era, LogFormat, Transport};
+pub use self::raw::{AuthMode, Era, LogFormat, SessionScope, Transport};
 pub use self::secret::{SealKey, Secret};
 
 use self::check::Checker;

@@ -14,7 +14,8 @@ use drawbridge_upstream::http::Target;
 use drawbridge_upstream::process::{GuardCommand, Spec};
 use drawbridge_upstream::stdio::{ProcessCap, ProcessOptions};
 use drawbridge_upstream::{
-    EraChoice, HttpBackend, Options, Outbound, OutboundOptions, Proxy, StdioBackend, TransportChoice,
+    EraChoice, HttpBackend, Options, Outbound, OutboundOptions, Proxy, SessionScope, StdioBackend,
+    TransportChoice,
 };
 use http::{HeaderMap, HeaderName, HeaderValue};
 
@@ -125,6 +126,12 @@ fn make_backend(
             Era::Auto => EraChoice::Auto,
             Era::Legacy => EraChoice::Legacy,
             Era::Modern => EraChoice::Modern,
+        },
+        session_scope: match backend.session_scope {
+            config::SessionScope::ClientSession => SessionScope::ClientSession,
+            config::SessionScope::Principal => SessionScope::Principal,
+            config::SessionScope::Shared => SessionScope::Shared,
+            config::SessionScope::None => SessionScope::None,
         },
         era_ttl: backend.era_ttl,
         connect_timeout: backend.connect_timeout,

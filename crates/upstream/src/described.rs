@@ -183,7 +183,7 @@ impl SharedSessions {
         &self,
         client: &Arc<Client>,
         tasks: &Tasks,
-        make: impl FnOnce() -> Arc<dyn LegacyConversation>,
+        make: impl FnOnce(&Arc<Client>) -> Arc<dyn LegacyConversation>,
     ) -> Arc<SharedSession> {
         let mut sessions = self.0.lock();
         let key = client.profile();
@@ -197,21 +197,14 @@ impl SharedSessions {
         {
             tasks.spawn("end shared session", async move { old.session.close().await });
         }
-        let session = SharedSession::new(make(), client.clone(), tasks.clone());
+        let session = SharedSession::new(make(client), client.clone(), tasks.clone());
         sessions.insert(key, Shared { session: session.clone(), used: Instant::now() });
         session
     }
 
     /// Lets go of a session that is of no use any more.
-    pub(crate) fn forget(&self, client: &Client, session: &Arc<dyn Replaceable>) {
-        let mut sessions = self.0.lock();
-        let key = client.profile();
-        if sessions
-            .get(&key)
-            .is_some_and(|shared| std::ptr::addr_eq(Arc::as_ptr(&shared.session), Arc::as_ptr(session)))
-        {
-            sessions.remove(&key);
-        }
+    pub(crate) fn forget(&self, client: &Client) {
+        self.0.lock().remove(&client.profile());
     }
 
     pub(crate) async fn close(&self) {

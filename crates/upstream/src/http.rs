@@ -22,11 +22,12 @@ use drawbridge_wire::Message;
 use parking_lot::Mutex;
 
 use crate::changes::listen::Hubs;
-use crate::described::{Described, LegacyConversation, Refused, Replaceable, SharedSessions};
+use crate::described::{Described, LegacyConversation, Refused, Replaceable};
 use crate::modern;
 use crate::options::{Options, TransportChoice};
 use crate::outbound::Outbound;
 use crate::pipe::{Dialect, Pipe};
+use crate::scopes::{Make, Scopes};
 use crate::standing::Standing;
 use era::Era;
 pub(crate) use era::prober;
@@ -40,8 +41,8 @@ pub struct HttpBackend {
     transport: TransportChoice,
     verdict: era::Verdict,
     described: Described,
-    /// Sessions that clients without sessions of their own share, by profile.
-    shared_sessions: SharedSessions,
+    /// Sessions that clients share.
+    scopes: Scopes,
     /// Those who listen to it, where it is stateless.
     hubs: Arc<Hubs>,
 }
@@ -60,8 +61,8 @@ impl HttpBackend {
         let described = Described::new(options.era_ttl);
         let shared = Arc::new(Shared { target, headers, outbound, options, tasks });
         let hubs = Arc::new(Hubs::new(stateless::caller(&shared), shared.tasks.clone()));
-        let shared_sessions = SharedSessions::default();
-        Arc::new(Self { described, shared, transport, verdict, shared_sessions, hubs })
+        let scopes = Scopes::new(&shared.options, shared.tasks.clone());
+        Arc::new(Self { described, shared, transport, verdict, scopes, hubs })
     }
 
     /// What to speak to the backend for `client`: its own dialect where the backend speaks both, since then nothing
@@ -155,7 +156,7 @@ impl Backend for HttpBackend {
     }
 
     async fn close(&self) {
-        self.shared_sessions.close().await;
+        self.scopes.close().await;
         self.described.close().await;
     }
 }
@@ -184,21 +185,22 @@ impl Resolving {
             return Ok(session);
         }
         let backend = &self.backend;
-        let session: Arc<dyn Replaceable> = match (self.scope, backend.described.take_spare(&self.client)) {
-            (Scope::Profile, _) => {
-                let make = || backend.legacy(era, &self.client, None);
-                backend.shared_sessions.find(&self.client, &backend.shared.tasks, make)
-            }
-            (Scope::Session, Some(spare)) => {
+        let (maker, spoken) = (backend.clone(), *era);
+        let make: Make = Arc::new(move |client| {
+            let spare = maker.described.take_spare(client);
+            spare.unwrap_or_else(|| maker.legacy(&spoken, client, None))
+        });
+        let any: Arc<dyn Backend> = backend.clone();
+        let shared = backend.scopes.find(&any, &self.client, self.scope, self.sink.as_ref(), &make);
+        let session: Arc<dyn Replaceable> = match shared {
+            Some(shared) => shared,
+            None => {
+                let own = make(&self.client);
                 if let Some(sink) = &self.sink {
-                    spare.attach(sink.clone());
+                    own.attach(sink.clone());
                 }
-                spare
-            }
-            (Scope::Session, None) => {
-                let session = backend.legacy(era, &self.client, self.sink.clone());
-                session.clone().handshake().await?;
-                session
+                own.clone().handshake().await?;
+                own
             }
         };
         *self.session.lock() = Some(session.clone());
@@ -230,12 +232,11 @@ impl Resolving {
             *current = None;
         }
         drop(current);
-        match self.scope {
-            Scope::Profile => self.backend.shared_sessions.forget(&self.client, session),
-            Scope::Session => {
-                let session = session.clone();
-                self.backend.shared.tasks.spawn("end session", async move { session.close().await });
-            }
+        if self.scope == Scope::Session && self.backend.scopes.are_own() {
+            let session = session.clone();
+            self.backend.shared.tasks.spawn("end session", async move { session.close().await });
+        } else {
+            self.backend.scopes.forget(&self.client);
         }
     }
 

@@ -19,12 +19,13 @@ pub mod outbound;
 mod pipe;
 pub mod process;
 mod restore;
+mod scopes;
 mod shared_session;
 mod standing;
 pub mod stdio;
 mod tasks;
 
 pub use http::HttpBackend;
-pub use options::{EraChoice, Options, TransportChoice};
+pub use options::{EraChoice, Options, SessionScope, TransportChoice};
 pub use outbound::{Outbound, OutboundOptions, Proxy};
 pub use stdio::StdioBackend;

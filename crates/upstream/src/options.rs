@@ -29,6 +29,20 @@ pub enum TransportChoice {
     Sse,
 }
 
+/// With whom a client shares its session at a backend with sessions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum SessionScope {
+    /// With nobody; clients without sessions share one per principal.
+    #[default]
+    ClientSession,
+    /// With all clients of the same principal, version and capabilities.
+    Principal,
+    /// With all clients of the same version and capabilities.
+    Shared,
+    /// There is one for each call.
+    None,
+}
+
 /// Deadlines and limits of a backend.
 #[derive(Debug, Clone)]
 pub struct Options {
@@ -36,6 +50,8 @@ pub struct Options {
     pub name: BackendName,
     /// Its era.
     pub era: EraChoice,
+    /// With whom its sessions are shared.
+    pub session_scope: SessionScope,
     /// How long a finding about its era, or what it said about itself, is believed.
     pub era_ttl: Duration,
     /// Until a connection stands.
@@ -64,6 +80,7 @@ impl Options {
         Self {
             name,
             era: EraChoice::Auto,
+            session_scope: SessionScope::default(),
             era_ttl: Duration::from_secs(600),
             connect_timeout: Duration::from_secs(10),
             first_byte_timeout: Duration::from_secs(900),

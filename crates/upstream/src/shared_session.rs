@@ -15,6 +15,7 @@ use drawbridge_wire::{Id, Message, json, method};
 use futures_util::StreamExt as _;
 use parking_lot::Mutex;
 
+use crate::changes::listen::{Caller, Hubs};
 use crate::changes::{Filter, Listeners};
 use crate::described::{LegacyConversation, Refused, Replaceable};
 use crate::inbox::Inbox;
@@ -33,6 +34,8 @@ pub(crate) struct SharedSession {
     subscribed: tokio::sync::Mutex<HashMap<String, usize>>,
     /// How many listens are open.
     open: Mutex<usize>,
+    /// Those clients with sessions of their own that listen.
+    hubs: std::sync::OnceLock<Arc<Hubs>>,
     /// Kept alive for the session, which holds it weakly.
     _ear: Arc<Ear>,
 }
@@ -63,8 +66,30 @@ impl SharedSession {
         let ear = Arc::new(Ear(listeners.clone(), session_tasks.clone()));
         let sink: Weak<dyn Unsolicited> = Arc::downgrade(&(ear.clone() as Arc<dyn Unsolicited>));
         session.attach(sink);
-        let (subscribed, open) = (tokio::sync::Mutex::default(), Mutex::default());
-        Arc::new(Self { session, client, tasks, listeners, session_tasks, subscribed, open, _ear: ear })
+        Arc::new(Self {
+            session,
+            client,
+            tasks,
+            listeners,
+            session_tasks,
+            subscribed: tokio::sync::Mutex::default(),
+            open: Mutex::default(),
+            hubs: std::sync::OnceLock::new(),
+            _ear: ear,
+        })
+    }
+
+    /// Where clients with sessions of their own subscribe.
+    pub(crate) fn hubs(self: &Arc<Self>) -> Arc<Hubs> {
+        let made = || {
+            let me = Arc::downgrade(self);
+            let caller: Caller = Arc::new(move |call| match me.upgrade() {
+                Some(session) => session.call(call),
+                None => drawbridge_core::call::once(Event::Fail(Fault::Draining)),
+            });
+            Arc::new(Hubs::new(caller, self.tasks.clone()))
+        };
+        self.hubs.get_or_init(made).clone()
     }
 
     /// Whether somebody listens.

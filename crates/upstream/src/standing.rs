@@ -6,14 +6,17 @@ use std::sync::{Arc, Weak};
 use async_trait::async_trait;
 use bytes::Bytes;
 use drawbridge_core::backend::Unsolicited;
-use drawbridge_core::call::{Call, Emitter, Event, Events, Reply, Shape, forward, generate};
+use drawbridge_core::call::{Call, Emitter, Event, Events, Reply, Shape, generate};
 use drawbridge_core::{Backend, Client, Conversation, Fault, Tasks};
+use drawbridge_wire::level::severity;
 use drawbridge_wire::message::Field;
-use drawbridge_wire::{Edit, Id, Message, RpcError, code, method};
+use drawbridge_wire::{Edit, Id, Message, RpcError, code, json, method};
+use futures_util::StreamExt as _;
 use parking_lot::Mutex;
 
 use crate::changes::Filter;
 use crate::changes::listen::{Hubs, Subscription};
+use crate::described::{Refused, Replaceable};
 use crate::tasks;
 
 /// The settings of one session.
@@ -69,6 +72,17 @@ impl Standing {
         let Some(level) = self.level.lock().clone() else { return call };
         let request = Edit::new(&call.request).set_missing(Field::MetaLogLevel, level).into_message();
         Call { request, ..call }
+    }
+
+    /// Whether the session wants a notification that comes with its call: others may have set a lower level.
+    fn wants(&self, notification: &Message) -> bool {
+        if notification.method() != method::LOG_MESSAGE {
+            return true;
+        }
+        let wanted =
+            self.level.lock().as_deref().and_then(json::decode_string).and_then(|level| severity(&level));
+        let level = notification.text(Field::Level).and_then(|level| severity(&level));
+        wanted.zip(level).is_none_or(|(wanted, level)| level >= wanted)
     }
 
     /// The answer to a request that only sets something; `None` if the backend is to be asked.
@@ -137,25 +151,14 @@ fn done() -> Event {
 /// A session in front of a conversation that all clients share.
 pub(crate) struct StandingConversation {
     pub(crate) backend: Arc<dyn Backend>,
-    pub(crate) everybody: Arc<dyn Conversation>,
+    pub(crate) everybody: Arc<dyn Replaceable>,
     pub(crate) standing: Arc<Standing>,
 }
 
 #[async_trait]
 impl Conversation for StandingConversation {
     fn call(self: Arc<Self>, call: Call) -> Events {
-        generate(|emit| async move {
-            if let Some(event) = self.standing.answer(&*self.backend, &call).await {
-                return event;
-            }
-            let call = self.standing.said_with(call);
-            let lost = || Fault::OutcomeUnknown {
-                backend: self.backend.name().to_string(),
-                detail: "no answer".to_owned(),
-            };
-            let last = forward(&emit, self.everybody.clone().call(call.clone())).await;
-            self.standing.awaited(&emit, &call, last.unwrap_or_else(|| Event::Fail(lost()))).await
-        })
+        self.call_or_refuse(call, Refused::default())
     }
 
     async fn notify(&self, notification: Message) {
@@ -172,5 +175,33 @@ impl Conversation for StandingConversation {
 
     async fn close(&self) {
         self.standing.close();
+    }
+}
+
+impl Replaceable for StandingConversation {
+    fn call_or_refuse(self: Arc<Self>, call: Call, refused: Refused) -> Events {
+        generate(|emit| async move {
+            if let Some(event) = self.standing.answer(&*self.backend, &call).await {
+                return event;
+            }
+            let call = self.standing.said_with(call);
+            let lost = || Fault::OutcomeUnknown {
+                backend: self.backend.name().to_string(),
+                detail: "no answer".to_owned(),
+            };
+            let mut events = self.everybody.clone().call_or_refuse(call.clone(), refused);
+            let mut last = None;
+            while let Some(event) = events.next().await {
+                match event {
+                    event if event.is_terminal() => {
+                        last = Some(event);
+                        break;
+                    }
+                    Event::Notify(message) if !self.standing.wants(&message) => {}
+                    event => emit.emit(event).await,
+                }
+            }
+            self.standing.awaited(&emit, &call, last.unwrap_or_else(|| Event::Fail(lost()))).await
+        })
     }
 }

@@ -20,12 +20,13 @@ use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::changes::listen::{Caller, Hubs};
-use crate::described::{Described, LegacyConversation, SharedSessions};
+use crate::described::{Described, LegacyConversation};
 use crate::http::prober;
 use crate::modern;
 use crate::options::{EraChoice, Options};
 use crate::pipe::{self, Carrier, Channel, Dialect, Pipe, Received, Receiver, Sender};
 use crate::process::{Backoff, Control, GuardCommand, Line, Lines, Process, Spec, Writer};
+use crate::scopes::{Make, Scopes};
 use crate::standing::{Standing, StandingConversation};
 
 /// Limits of a program's processes.
@@ -280,7 +281,7 @@ pub struct StdioBackend {
     refuses_sessions: AtomicBool,
     probing: tokio::sync::Mutex<()>,
     described: Described,
-    shared: SharedSessions,
+    scopes: Scopes,
     /// The process that serves everybody, of a stateless program.
     everybody: Mutex<Option<Arc<Pipe>>>,
     /// Those who listen to it, where it is stateless.
@@ -323,6 +324,7 @@ impl StdioBackend {
         for cap in [&launcher.own, &launcher.cap] {
             cap.launchers.lock().push(Arc::downgrade(&launcher));
         }
+        let scopes = Scopes::new(&launcher.options, launcher.tasks.clone());
         Arc::new_cyclic(|me: &Weak<Self>| {
             let (me, tasks) = (me.clone(), launcher.tasks.clone());
             let caller: Caller = Arc::new(move |call| match me.upgrade() {
@@ -335,7 +337,7 @@ impl StdioBackend {
                 refuses_sessions: AtomicBool::new(pinned.is_some()),
                 probing: tokio::sync::Mutex::default(),
                 described,
-                shared: SharedSessions::default(),
+                scopes,
                 everybody: Mutex::new(None),
                 hubs: Arc::new(Hubs::new(caller, tasks)),
             }
@@ -440,7 +442,8 @@ impl StdioBackend {
         sink: Option<Weak<dyn Unsolicited>>,
     ) -> Result<Arc<dyn Conversation>, Fault> {
         let dialect = self.dialect().await?;
-        if dialect == Dialect::Modern && scope == Scope::Session && self.may_have_sessions(client) {
+        let own = scope == Scope::Session && self.scopes.are_own();
+        if dialect == Dialect::Modern && own && self.may_have_sessions(client) {
             let session = match self.described.take_spare(client) {
                 Some(spare) => Some(spare),
                 None => self.own_session(client).await,
@@ -461,21 +464,20 @@ impl StdioBackend {
             let standing = Arc::new(Standing::new(hubs, client.clone(), sink, tasks));
             return Ok(Arc::new(StandingConversation { backend: self.clone(), everybody, standing }));
         }
-        if scope == Scope::Profile {
-            let make = || {
-                self.launcher.new_pipe(Dialect::Legacy, client.clone(), None) as Arc<dyn LegacyConversation>
-            };
-            return Ok(self.shared.find(client, &self.launcher.tasks, make));
+        let backend = self.clone();
+        let make: Make = Arc::new(move |client| {
+            let spare = backend.described.take_spare(client);
+            spare.unwrap_or_else(|| backend.launcher.new_pipe(Dialect::Legacy, client.clone(), None))
+        });
+        let any: Arc<dyn Backend> = self.clone();
+        if let Some(shared) = self.scopes.find(&any, client, scope, sink.as_ref(), &make) {
+            return Ok(shared);
         }
-        match self.described.take_spare(client) {
-            Some(spare) => {
-                if let Some(sink) = sink {
-                    spare.attach(sink);
-                }
-                Ok(spare)
-            }
-            None => Ok(self.launcher.new_pipe(Dialect::Legacy, client.clone(), sink)),
+        let own = make(client);
+        if let Some(sink) = sink {
+            own.attach(sink);
         }
+        Ok(own)
     }
 }
 
@@ -531,7 +533,7 @@ impl Backend for StdioBackend {
     }
 
     async fn close(&self) {
-        self.shared.close().await;
+        self.scopes.close().await;
         self.described.close().await;
         for pipe in self.launcher.all_pipes() {
             pipe.close().await;

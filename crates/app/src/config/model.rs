@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use url::Url;
 
-use super::raw::{AuthMode, Era, LogFormat, Transport};
+use super::raw::{AuthMode, Era, LogFormat, SessionScope, Transport};
 use super::secret::{SealKey, Secret};
 
 const KIB: usize = 1 << 10;
@@ -252,6 +252,8 @@ pub struct Backend {
     pub kind: BackendKind,
     /// Protocol generation.
     pub era: Era,
+    /// With whom its sessions are shared.
+    pub session_scope: SessionScope,
     /// How long a probed generation is trusted.
     pub era_ttl: Duration,
     /// Total deadline of a call.
@@ -272,6 +274,7 @@ impl Backend {
         Self {
             kind,
             era: Era::Auto,
+            session_scope: SessionScope::default(),
             era_ttl: Duration::from_secs(10 * 60),
             timeout: Duration::from_secs(60 * 60),
             connect_timeout: Duration::from_secs(10),

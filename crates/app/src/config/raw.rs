@@ -314,6 +314,8 @@ pub(super) struct Backend {
     pub(super) stop_grace: Option<Span>,
     /// Protocol generation; default `auto`, which asks.
     pub(super) era: Option<Era>,
+    /// With whom a client shares its session at it, if it has sessions; default `client_session`.
+    pub(super) session_scope: Option<SessionScope>,
     /// How long the answer to that question is kept; default `10m`.
     pub(super) era_ttl: Option<Span>,
     /// Total deadline of a call; default `1h`.
@@ -365,6 +367,21 @@ pub enum Era {
     Legacy,
     /// Metadata in each request: revision 2026-07-28.
     Modern,
+}
+
+/// With whom a client shares its session at a backend that has sessions.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum SessionScope {
+    /// With nobody; stateless clients share one per principal.
+    #[default]
+    ClientSession,
+    /// With all clients of the same principal, version and capabilities.
+    Principal,
+    /// With all clients of the same version and capabilities.
+    Shared,
+    /// There is one for each call.
+    None,
 }
 
 /// A path `/mcp/{name}` in front of chosen backends.

@@ -69,6 +69,7 @@ fn common(checker: &mut Checker<'_>, path: &str, raw: &raw::Backend, kind: Backe
     };
     Backend {
         era: raw.era.unwrap_or(default.era),
+        session_scope: raw.session_scope.unwrap_or(default.session_scope),
         era_ttl: deadline("era_ttl", raw.era_ttl, default.era_ttl),
         timeout: deadline("timeout", raw.timeout, default.timeout),
         connect_timeout: deadline("connect_timeout", raw.connect_timeout, default.connect_timeout),
