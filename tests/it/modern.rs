@@ -4,6 +4,7 @@ mod aggregated;
 mod envelope;
 mod listening;
 mod lists;
+mod mirrored;
 mod results;
 mod rounds;
 

@@ -136,10 +136,10 @@ pub(crate) fn incoming(message: Message, backend: &str) -> Option<Event> {
     }
 }
 
-/// Errors about the hop between gateway and backend stay there.
+/// Errors about the hop between gateway and backend stay there. (Whose headers are wrong is for the engine to find out.)
 fn error(message: Message, backend: &str) -> Event {
     match message.error_code() {
-        code::HEADER_MISMATCH | code::UNSUPPORTED_PROTOCOL_VERSION => Event::Fail(Fault::BadAnswer {
+        code::UNSUPPORTED_PROTOCOL_VERSION => Event::Fail(Fault::BadAnswer {
             backend: backend.to_owned(),
             detail: message.text(Field::ErrorMessage).unwrap_or_default().into_owned(),
         }),
