@@ -2,6 +2,7 @@
 
 mod aggregated;
 mod envelope;
+mod kept;
 mod listening;
 mod lists;
 mod mirrored;

@@ -10,6 +10,7 @@
 
 pub mod aggregate;
 pub mod backend;
+mod cache;
 pub mod call;
 pub mod client;
 pub mod endpoint;

@@ -184,6 +184,17 @@ impl Mirrored {
         Reply { message: message.unwrap_or(reply.message), shape: reply.shape }
     }
 
+    /// Learns from a page that another client had before.
+    pub(crate) fn relearn(&self, profile: &ProfileKey, request: &Message, message: &Message) {
+        let known = |known: &Profile| known.learnt.elapsed() < TTL;
+        if !self.profiles.lock().get(profile).is_some_and(known)
+            && let Some(page) = Page::read(message, true)
+        {
+            let is_first = request.raw(Field::Cursor).is_none();
+            self.learn(profile, &page, is_first, false);
+        }
+    }
+
     fn learn(&self, profile: &ProfileKey, page: &Page<'_>, is_first: bool, is_whole: bool) {
         if page.tools.iter().any(|tool| !tool.arguments.is_empty()) {
             self.any.store(true, Ordering::Relaxed);

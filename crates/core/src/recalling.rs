@@ -1,11 +1,11 @@
 //! A backend with a memory: around each [`Backend`] there is one that reads along.
 //!
-//! It knows which arguments are mirrored in headers ([`crate::mirrored`]). Endpoints share it, so what one of them hears
-//! counts for all.
+//! It keeps answers that may be kept ([`crate::cache`]) and knows which arguments are mirrored in headers
+//! ([`crate::mirrored`]). Endpoints share it, so what one of them hears counts for all.
 //!
 //! ```text
-//! endpoint ── call ──▶ headers: built or checked ──▶ backend
-//!          ◀── answer ── learn, leave out ◀──────────┘
+//! endpoint ── call ──▶ kept? ──▶ headers: built or checked ──▶ backend
+//!          ◀── answer ── keep ◀── learn, leave out ◀───────────┘
 //! ```
 
 use std::sync::{Arc, Weak};
@@ -20,7 +20,8 @@ use futures_util::{StreamExt as _, stream};
 use tokio::time::Instant;
 
 use crate::backend::{Backend, BackendName, Conversation, Description, Scope, Unsolicited};
-use crate::call::{Call, Event, Events, Reply, Shape, forward, generate};
+use crate::cache::{Asked, Cache};
+use crate::call::{Call, Event, Events, Reply, Shape, forward, generate, once};
 use crate::client::{Answers, Client};
 use crate::fault::Fault;
 use crate::mirrored::{self, Mirrored, Tool};
@@ -40,15 +41,17 @@ struct Memory {
     name: BackendName,
     list_timeout: Duration,
     mirrored: Mirrored,
+    cache: Option<Cache>,
 }
 
 impl Recalling {
-    /// Gives `inner` a memory.
-    pub fn new(inner: Arc<dyn Backend>) -> Arc<Self> {
+    /// Gives `inner` a memory; it keeps answers only if `cache` says so.
+    pub fn new(inner: Arc<dyn Backend>, cache: bool) -> Arc<Self> {
         let memory = Memory {
             name: inner.name().clone(),
             list_timeout: inner.list_timeout(),
             mirrored: Mirrored::new(inner.name().clone()),
+            cache: cache.then(Cache::default),
         };
         Arc::new(Self { inner, memory: Arc::new(memory) })
     }
@@ -107,6 +110,9 @@ impl Unsolicited for Listener {
 impl Memory {
     fn hear(&self, event: &Event) {
         let Event::Notify(message) = event else { return };
+        if let Some(cache) = &self.cache {
+            cache.heard(message);
+        }
         if self.mirrored.any() && message.method() == method::TOOLS_LIST_CHANGED {
             self.mirrored.forget();
         }
@@ -127,7 +133,26 @@ impl Conversation for Talk {
         if call.request.method() == method::TOOLS_CALL {
             return self.tool(call);
         }
-        self.read(call)
+        match self.memory.cache.as_ref().map_or(Asked::Nothing, |cache| cache.ask(&call)) {
+            Asked::Kept(reply) => {
+                if call.request.method() == method::TOOLS_LIST && mirrored::is_annotated(&reply.message) {
+                    self.memory.mirrored.relearn(&call.client.profile(), &call.request, &reply.message);
+                }
+                once(Event::Done(reply))
+            }
+            Asked::Missed(ticket) => {
+                let memory = self.memory.clone();
+                let mut ticket = Some(ticket);
+                Box::pin(self.read(call).inspect(move |event| {
+                    if let (Event::Done(reply), Some(cache)) = (event, &memory.cache)
+                        && let Some(ticket) = ticket.take()
+                    {
+                        cache.keep(ticket, reply);
+                    }
+                }))
+            }
+            Asked::Nothing => self.read(call),
+        }
     }
 
     async fn notify(&self, notification: Message) {

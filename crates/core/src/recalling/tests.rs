@@ -95,7 +95,7 @@ fn client(answers: Answers) -> Arc<Client> {
 }
 
 fn talk(backend: &Arc<Scripted>, client: &Arc<Client>) -> Arc<dyn Conversation> {
-    Recalling::new(backend.clone()).open(client, Scope::Profile, None)
+    Recalling::new(backend.clone(), true).open(client, Scope::Profile, None)
 }
 
 async fn ask(
@@ -186,4 +186,59 @@ async fn a_tool_that_has_changed_is_looked_at_again_before_a_call_is_refused() {
     tokio::time::advance(RECENT + Duration::from_millis(1)).await;
     assert!(ask(&talk, &client, method::TOOLS_CALL, CALL, &[]).await.contains("done"));
     assert_eq!(backend.count(method::TOOLS_LIST), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_kept_list_teaches_whoever_gets_it() {
+    let kept = LIST.replace("\"tools\"", "\"ttlMs\":60000,\"cacheScope\":\"public\",\"tools\"");
+    let backend = Scripted::new(move |call, _| match call.request.method().as_ref() {
+        method::TOOLS_LIST => kept.clone(),
+        _ if call.params_headers.is_empty() => REFUSED.to_owned(),
+        _ => DONE.to_owned(),
+    });
+    let ann = client(Answers::Live);
+    let bob = Arc::new(Client { principal: Principal::named("bob"), ..(*ann).clone() });
+    let talk = talk(&backend, &ann);
+    for who in [&ann, &bob] {
+        ask(&talk, who, method::TOOLS_LIST, "{}", &[]).await;
+        assert!(ask(&talk, who, method::TOOLS_CALL, CALL, &[]).await.contains("done"));
+    }
+    assert_eq!((backend.count(method::TOOLS_LIST), backend.count(method::TOOLS_CALL)), (1, 2));
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_comes_outside_of_calls_is_heard_before_it_is_passed_on() {
+    /// Notes with each event whether the list is kept.
+    struct Receiver {
+        kept: Mutex<Vec<bool>>,
+        client: Arc<Client>,
+        talk: Mutex<Option<Arc<dyn Conversation>>>,
+    }
+    impl Unsolicited for Receiver {
+        fn deliver(&self, _: Event) {
+            let request = Message::request(&Id::from_number(1), method::PROMPTS_LIST, b"{}");
+            let call = Call { request, client: self.client.clone(), params_headers: Default::default() };
+            let talk = self.talk.lock().clone().unwrap();
+            // Only what is kept is there at once.
+            let answer = futures_util::FutureExt::now_or_never(async { talk.call(call).next().await });
+            self.kept.lock().push(answer.is_some());
+        }
+    }
+    let backend = Scripted::new(|_, _| r#""result":{"prompts":[],"ttlMs":60000}"#.to_owned());
+    let client = client(Answers::Live);
+    let receiver =
+        Arc::new(Receiver { kept: Mutex::default(), client: client.clone(), talk: Mutex::default() });
+    let sink: Arc<dyn Unsolicited> = receiver.clone();
+    let talk =
+        Recalling::new(backend.clone(), true).open(&client, Scope::Session, Some(Arc::downgrade(&sink)));
+    *receiver.talk.lock() = Some(talk.clone());
+    for _ in 0..2 {
+        ask(&talk, &client, method::PROMPTS_LIST, "{}", &[]).await;
+    }
+    assert_eq!(backend.count(method::PROMPTS_LIST), 1);
+    let inner = backend.sink.lock().clone().unwrap().upgrade().unwrap();
+    for name in ["notifications/resources/list_changed", "notifications/prompts/list_changed"] {
+        inner.deliver(Event::Notify(Message::notification(name, b"{}")));
+    }
+    assert_eq!(*receiver.kept.lock(), [true, false]);
 }
