@@ -216,6 +216,10 @@ impl Talk {
         let mut again = Some(call.clone());
         Box::pin(self.inner.clone().call(call).flat_map(move |event| {
             self.memory.hear(&event);
+            if matches!(event, Event::Notify(_) | Event::Asks(_)) {
+                // Something was done.
+                again = None;
+            }
             match again.take_if(|_| matches!(&event, Event::Done(reply) if is_refusal(reply))) {
                 Some(call) => self.clone().recover(call, event, sent).left_stream(),
                 None => stream::once(ready(own_hop(&self.memory, event))).right_stream(),

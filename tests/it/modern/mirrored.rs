@@ -225,6 +225,36 @@ async fn r057_a_refusal_that_headers_do_not_mend_is_the_gateways_own_affair() {
 }
 
 #[tokio::test]
+async fn r057_a_refusal_after_something_was_done_sends_nothing_again() {
+    let capabilities = json!({ "tools": {}, "extensions": { "io.modelcontextprotocol/tasks": {} } });
+    let refusal = r#"{"code":-32020,"message":"of the inner hop"}"#;
+    let task = json!({ "resultType": "task", "taskId": "k", "status": "working", "ttlMs": null,
+                       "createdAt": "2026-08-01T10:00:00Z", "lastUpdatedAt": "2026-08-01T10:00:00Z" });
+    let progress = json!({ "jsonrpc": "2.0", "method": "notifications/progress",
+                           "params": { "progressToken": 1, "progress": 1 } });
+    let streamed =
+        format!("data: {progress}\n\ndata: {{\"jsonrpc\":\"2.0\",\"id\":ID,\"error\":{refusal}}}\n\n");
+    let backend = Backend::modern(capabilities, move |seen| match seen.rpc().as_str() {
+        "tools/list" => Does::result(&json!({ "tools": [tool()] })),
+        "tools/call" if seen.text().contains("stream") => {
+            let headers = vec![("content-type", "text/event-stream".to_owned())];
+            Does::Raw(200, headers, streamed.replace("ID", &seen.id()))
+        }
+        "tools/call" => Does::result(&task),
+        _ => Does::Error(400, refusal.into()),
+    })
+    .await;
+    let gateway = Gateway::setup().url("it", &backend.url, "modern").start().await;
+    let session = gateway.session().await;
+    for (n, free) in ["stream", "task"].into_iter().enumerate() {
+        let answer = session.tool("t", json!({ "region": "eu", "free": free })).await;
+        assert_eq!(code(&answer), -32603, "{free}: {answer}");
+        assert_eq!(backend.calls("tools/call").len(), n + 1, "{free}");
+    }
+    assert!(!backend.calls("tasks/get").is_empty());
+}
+
+#[tokio::test]
 async fn r057_wrong_annotations_cost_only_their_tool() {
     for era in ERAS {
         for aggregated in [false, true] {
