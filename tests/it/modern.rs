@@ -2,8 +2,10 @@
 
 mod aggregated;
 mod envelope;
+mod kept;
 mod listening;
 mod lists;
+mod mirrored;
 mod results;
 mod rounds;
 

@@ -7,7 +7,7 @@ use anyhow::{Context as _, anyhow};
 use drawbridge_core::event_log::MemoryEventLog;
 use drawbridge_core::revocation::MemoryRevocations;
 use drawbridge_core::seal::{KeyRing, SealKey};
-use drawbridge_core::{Backend, BackendName, Endpoint, RoundOptions, Rounds, Tasks};
+use drawbridge_core::{Backend, BackendName, Endpoint, Recalling, RoundOptions, Rounds, Tasks};
 use drawbridge_front::options::FrontOptions;
 use drawbridge_front::{Front, Parts};
 use drawbridge_upstream::http::Target;
@@ -59,7 +59,8 @@ pub fn wire(
     let mut backends: BTreeMap<&str, Arc<dyn Backend>> = BTreeMap::new();
     for (name, backend) in &config.backends {
         let made = make_backend(config, name, backend, guard, &cap, workers, &work.backends);
-        backends.insert(name, made.with_context(|| format!("backend \"{name}\""))?);
+        let made = made.with_context(|| format!("backend \"{name}\""))?;
+        backends.insert(name, Recalling::new(made, backend.cache));
     }
     let all: Vec<_> = backends.values().cloned().collect();
     let named = |name: &str| BackendName::parse(name).ok_or_else(|| anyhow!("\"{name}\" is not a name"));

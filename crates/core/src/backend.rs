@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::sync::{Arc, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -46,8 +46,8 @@ pub struct Description {
     pub instructions: Option<Bytes>,
     /// The `_meta` of the answer, raw JSON.
     pub meta: Option<Bytes>,
-    /// How long it may be kept, and the raw `cacheScope`, where the backend says.
-    pub cache: Option<(Duration, Bytes)>,
+    /// Until when it may be kept, and the raw `cacheScope`, where the backend says.
+    pub cache: Option<(Instant, Bytes)>,
 }
 
 /// With whom a conversation is shared.

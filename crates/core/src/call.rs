@@ -95,6 +95,8 @@ pub enum Shape {
     Plain,
     /// `resultType`, `ttlMs` and `cacheScope` are about the result.
     Marked,
+    /// The same, of a result that was kept: of its `ttlMs` this is left.
+    Aged(Duration),
 }
 
 /// What a backend asks at one moment of a call.

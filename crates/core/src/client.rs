@@ -53,7 +53,7 @@ pub struct Client {
 }
 
 /// Equal for clients that a backend can't tell apart but by their name. Lists of a backend may depend on all
-/// of these, so nothing is shared across keys.
+/// of these, so nothing is shared across keys but what a backend calls public.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct ProfileKey {
     principal: Principal,

@@ -10,11 +10,14 @@
 
 pub mod aggregate;
 pub mod backend;
+mod cache;
 pub mod call;
 pub mod client;
 pub mod endpoint;
 pub mod event_log;
 pub mod fault;
+mod mirrored;
+pub mod recalling;
 pub mod request;
 pub mod revocation;
 pub mod rounds;
@@ -27,5 +30,6 @@ pub use call::{Ask, AskKey, Call, Event, Events, Reply, Resume, Round, Shape};
 pub use client::{Answers, Client, Principal, ProfileKey};
 pub use endpoint::{Conversing, Endpoint};
 pub use fault::{Blame, Fault, Retry};
+pub use recalling::Recalling;
 pub use rounds::{RoundOptions, Rounds};
 pub use tasks::Tasks;

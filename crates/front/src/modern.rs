@@ -5,6 +5,7 @@ mod encode;
 
 use std::sync::Arc;
 use std::task::Poll;
+use std::time::Instant;
 
 use axum::body::Body;
 use bytes::Bytes;
@@ -104,7 +105,10 @@ async fn discover(
     let meta = description.meta.clone().unwrap_or_else(|| Bytes::from_static(b"{}"));
     let meta = json::replace_member(&meta, Field::ResultServerInfo.key(), &description.server_info);
     let (ttl, scope) = match &description.cache {
-        Some((ttl, scope)) => (ttl.as_millis().to_string(), scope.clone()),
+        Some((until, scope)) => {
+            let left = until.saturating_duration_since(Instant::now());
+            (left.as_millis().to_string(), scope.clone())
+        }
         None => ("0".to_owned(), Bytes::from_static(b"\"private\"")),
     };
     let mut members = vec![

@@ -103,10 +103,9 @@ impl Described {
 
     /// Notes what was heard, also in the handshakes of ordinary sessions.
     pub(crate) fn learn(&self, key: ProfileKey, description: &Arc<Description>) {
-        let ttl = description
-            .cache
-            .as_ref()
-            .map_or(self.ttl, |(ttl, _)| (*ttl).clamp(MIN_TTL, self.ttl.max(MIN_TTL)));
+        let ttl = description.cache.as_ref().map_or(self.ttl, |(until, _)| {
+            until.saturating_duration_since(Instant::now()).clamp(MIN_TTL, self.ttl.max(MIN_TTL))
+        });
         let mut known = self.known.lock();
         if known.len() >= MAX_PROFILES {
             let now = Instant::now();

@@ -1,6 +1,6 @@
 //! The dialect of stateless backends (2026-07-28): each request carries version, capabilities and client.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use drawbridge_core::call::{Ask, AskKey, Call, Event, Reply, Resume, Round, Shape};
@@ -81,6 +81,9 @@ fn supports(answer: &Message, wanted: impl Fn(ProtocolVersion) -> bool) -> bool 
         .any(|v| json::decode_string(v).and_then(|v| ProtocolVersion::parse(&v)).is_some_and(&wanted))
 }
 
+/// Longer than anybody keeps anything.
+const MAX_TTL: Duration = Duration::from_secs(365 * 24 * 3600);
+
 /// Reads the result of `server/discover`; `None` if it is none of a server that speaks this version.
 pub(crate) fn description(answer: &Message, client: &Client) -> Option<Description> {
     let result = answer.raw(Field::Result)?;
@@ -100,7 +103,7 @@ pub(crate) fn description(answer: &Message, client: &Client) -> Option<Descripti
         capabilities: towards(client, &capabilities),
         instructions: copy("instructions"),
         meta: answer.slice(Field::ResultMeta),
-        cache: ttl.map(|ms| (Duration::from_millis(ms), scope)),
+        cache: ttl.map(|ms| (Instant::now() + Duration::from_millis(ms).min(MAX_TTL), scope)),
     })
 }
 
@@ -136,10 +139,10 @@ pub(crate) fn incoming(message: Message, backend: &str) -> Option<Event> {
     }
 }
 
-/// Errors about the hop between gateway and backend stay there.
+/// Errors about the hop between gateway and backend stay there. (Whose headers are wrong is for the engine to find out.)
 fn error(message: Message, backend: &str) -> Event {
     match message.error_code() {
-        code::HEADER_MISMATCH | code::UNSUPPORTED_PROTOCOL_VERSION => Event::Fail(Fault::BadAnswer {
+        code::UNSUPPORTED_PROTOCOL_VERSION => Event::Fail(Fault::BadAnswer {
             backend: backend.to_owned(),
             detail: message.text(Field::ErrorMessage).unwrap_or_default().into_owned(),
         }),

@@ -16,7 +16,7 @@ use drawbridge_core::call::{Ask, AskKey, Call, Emitter, Event, Reply, Resume, Ro
 use drawbridge_core::client::TASKS_EXTENSION;
 use drawbridge_core::{Answers, Client, Fault, Tasks};
 use drawbridge_wire::message::Field;
-use drawbridge_wire::{Id, Message, RpcError, code, json, method};
+use drawbridge_wire::{Edit, Id, Message, RpcError, code, json, method};
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use smallvec::SmallVec;
@@ -131,7 +131,7 @@ pub(crate) async fn drive(
             Ok(state) if state.kind() == drawbridge_wire::Kind::Result => state,
             Ok(error) => {
                 task.ended = true;
-                return Event::Done(Reply { message: error, shape: Shape::Marked });
+                return Event::Done(Reply { message: late(&error), shape: Shape::Marked });
             }
             Err(fault) => {
                 failures += 1;
@@ -181,7 +181,16 @@ fn ended(result: &[u8]) -> Option<Event> {
         "cancelled" => RpcError::new(code::INTERNAL_ERROR, "the task was cancelled").to_message(Some(&id)),
         _ => return None,
     };
-    Some(Event::Done(Reply { message, shape: Shape::Marked }))
+    Some(Event::Done(Reply { message: late(&message), shape: Shape::Marked }))
+}
+
+/// An answer that comes after the task was begun. That headers are refused means that nothing was done, so this answer
+/// can't say it.
+fn late(message: &Message) -> Message {
+    if message.error_code() != code::HEADER_MISMATCH {
+        return message.clone();
+    }
+    Edit::new(message).set(Field::ErrorCode, code::INTERNAL_ERROR.to_string()).into_message()
 }
 
 /// A JSON-RPC error object, read.

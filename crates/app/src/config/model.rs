@@ -266,6 +266,8 @@ pub struct Backend {
     pub idle_timeout: Duration,
     /// How long an aggregated list waits for this backend.
     pub list_timeout: Duration,
+    /// Whether answers are kept for as long as it says.
+    pub cache: bool,
 }
 
 impl Backend {
@@ -281,6 +283,7 @@ impl Backend {
             first_byte_timeout: Duration::from_secs(15 * 60),
             idle_timeout: Duration::from_secs(15 * 60),
             list_timeout: Duration::from_secs(5),
+            cache: true,
         }
     }
 }

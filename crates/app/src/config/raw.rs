@@ -328,6 +328,8 @@ pub(super) struct Backend {
     pub(super) idle_timeout: Option<Span>,
     /// How long a list of several backends waits for this one; default `5s`.
     pub(super) list_timeout: Option<Span>,
+    /// Whether answers are kept for as long as the backend says; default true.
+    pub(super) cache: Option<bool>,
 }
 
 /// An argument as it may be written.

@@ -153,7 +153,11 @@ fn hints(reply: &Reply) -> Option<(u64, bool)> {
     let ttl = reply.message.raw(Field::TtlMs)?;
     let ttl = std::str::from_utf8(ttl).ok()?.parse().unwrap_or(0);
     let public = reply.message.text(Field::CacheScope).as_deref() == Some("public");
-    (reply.shape == Shape::Marked).then_some((ttl, public))
+    match reply.shape {
+        Shape::Plain => None,
+        Shape::Marked => Some((ttl, public)),
+        Shape::Aged(left) => Some((u64::try_from(left.as_millis()).unwrap_or(ttl), public)),
+    }
 }
 
 /// Waits for the terminal event of a call whose other events interest nobody.

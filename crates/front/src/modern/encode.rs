@@ -144,6 +144,9 @@ impl Encoder {
             } else {
                 edit = edit.set_missing(Field::ResultType, "\"complete\"");
             }
+            if let Shape::Aged(left) = reply.shape {
+                edit = edit.set(Field::TtlMs, left.as_millis().to_string());
+            }
             if self.cacheable {
                 edit = edit.set_missing(Field::TtlMs, "0").set_missing(Field::CacheScope, "\"private\"");
             }

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use drawbridge_core::call::{Call, Emitter, Event, Reply, Shape, generate};
+use drawbridge_core::call::{Call, Emitter, Event, generate};
 use drawbridge_core::fault::Deadline;
-use drawbridge_core::{Answers, Client, Description, Fault};
+use drawbridge_core::{Client, Description, Fault};
 use drawbridge_wire::{Id, Kind, Message, code, method};
 use http::{HeaderName, HeaderValue, StatusCode};
 
@@ -88,7 +88,7 @@ async fn exchange(shared: &Shared, emit: &Emitter, call: &Call, patient: bool) -
     let response = shared.post(&headers, text).await?;
     match answer::read(response, &shared.options).await? {
         Answer::Message(status, message) if is_foreign(status, &message) => Err(Stop::NotModern),
-        Answer::Message(_, message) => terminal(shared, call, message, &id),
+        Answer::Message(_, message) => terminal(shared, message, &id),
         Answer::Stream(stream) => {
             follow(shared, emit, if patient { stream.patient() } else { *stream }, &id).await
         }
@@ -110,13 +110,9 @@ fn is_foreign(status: StatusCode, message: &Message) -> bool {
     (status == StatusCode::BAD_REQUEST || status == StatusCode::NOT_FOUND) && session_wanted || version_lost
 }
 
-fn terminal(shared: &Shared, call: &Call, message: Message, id: &Id) -> Result<Event, Stop> {
+fn terminal(shared: &Shared, message: Message, id: &Id) -> Result<Event, Stop> {
     if !answer::is_for(&message, id) {
         return Err(shared.options.bad_answer("its answer is not one to the request that it got").into());
-    }
-    if message.error_code() == code::HEADER_MISMATCH && call.client.answers == Answers::ByRetry {
-        // All other headers are the gateway's own, so it is the client's Mcp-Param-* that differ from its arguments.
-        return Ok(Event::Done(Reply { message, shape: Shape::Marked }));
     }
     modern::incoming(message, shared.options.name.as_str())
         .filter(Event::is_terminal)

@@ -80,6 +80,7 @@ fn common(checker: &mut Checker<'_>, path: &str, raw: &raw::Backend, kind: Backe
         ),
         idle_timeout: deadline("idle_timeout", raw.idle_timeout, default.idle_timeout),
         list_timeout: deadline("list_timeout", raw.list_timeout, default.list_timeout),
+        cache: raw.cache.unwrap_or(default.cache),
         kind: default.kind,
     }
 }

@@ -1,0 +1,346 @@
+//! A backend with a memory: around each [`Backend`] there is one that reads along.
+//!
+//! It keeps answers that may be kept ([`crate::cache`]) and knows which arguments are mirrored in headers
+//! ([`crate::mirrored`]). Endpoints share it, so what one of them hears counts for all.
+//!
+//! ```text
+//! endpoint ── call ──▶ kept? ──▶ headers: built or checked ──▶ backend
+//!          ◀── answer ── keep ◀── learn, leave out ◀───────────┘
+//! ```
+
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use drawbridge_wire::message::Field;
+use drawbridge_wire::{Id, Message, code, json, method};
+use futures_util::future::ready;
+use futures_util::{StreamExt as _, stream};
+use tokio::time::Instant;
+
+use crate::backend::{Backend, BackendName, Conversation, Description, Scope, Unsolicited};
+use crate::cache::{Asked, Cache};
+use crate::call::{Call, Event, Events, Reply, Shape, forward, generate, once};
+use crate::client::{Answers, Client};
+use crate::fault::Fault;
+use crate::mirrored::{self, Mirrored, Tool};
+
+/// A list of tools that is read for what it says about headers has at most this many pages.
+const MAX_PAGES: usize = 50;
+/// A call whose headers seem wrong is judged by a list that is not older than this.
+const RECENT: Duration = Duration::from_secs(5);
+
+/// A backend with a memory.
+pub struct Recalling {
+    inner: Arc<dyn Backend>,
+    memory: Arc<Memory>,
+}
+
+struct Memory {
+    name: BackendName,
+    list_timeout: Duration,
+    mirrored: Mirrored,
+    cache: Option<Cache>,
+}
+
+impl Recalling {
+    /// Gives `inner` a memory; it keeps answers only if `cache` says so.
+    pub fn new(inner: Arc<dyn Backend>, cache: bool) -> Arc<Self> {
+        let memory = Memory {
+            name: inner.name().clone(),
+            list_timeout: inner.list_timeout(),
+            mirrored: Mirrored::new(inner.name().clone()),
+            cache: cache.then(Cache::default),
+        };
+        Arc::new(Self { inner, memory: Arc::new(memory) })
+    }
+}
+
+#[async_trait]
+impl Backend for Recalling {
+    fn name(&self) -> &BackendName {
+        self.inner.name()
+    }
+
+    async fn describe(&self, client: &Arc<Client>) -> Result<Arc<Description>, Fault> {
+        self.inner.describe(client).await
+    }
+
+    fn open(
+        self: Arc<Self>,
+        client: &Arc<Client>,
+        scope: Scope,
+        sink: Option<Weak<dyn Unsolicited>>,
+    ) -> Arc<dyn Conversation> {
+        let memory = self.memory.clone();
+        let listener = sink.map(|sink| Arc::new(Listener { memory: memory.clone(), sink }));
+        let inner_sink = listener.as_ref().map(|listener| {
+            let listener: Arc<dyn Unsolicited> = listener.clone();
+            Arc::downgrade(&listener)
+        });
+        let inner = self.inner.clone().open(client, scope, inner_sink);
+        Arc::new(Talk { memory, inner, _listener: listener })
+    }
+
+    fn list_timeout(&self) -> Duration {
+        self.inner.list_timeout()
+    }
+
+    async fn close(&self) {
+        self.inner.close().await;
+    }
+}
+
+/// Hears what comes outside of calls before whoever it is for.
+struct Listener {
+    memory: Arc<Memory>,
+    sink: Weak<dyn Unsolicited>,
+}
+
+impl Unsolicited for Listener {
+    fn deliver(&self, event: Event) {
+        self.memory.hear(&event);
+        if let Some(sink) = self.sink.upgrade() {
+            sink.deliver(event);
+        }
+    }
+}
+
+impl Memory {
+    fn hear(&self, event: &Event) {
+        let Event::Notify(message) = event else { return };
+        if let Some(cache) = &self.cache {
+            cache.heard(message);
+        }
+        if self.mirrored.any() && message.method() == method::TOOLS_LIST_CHANGED {
+            self.mirrored.forget();
+        }
+    }
+}
+
+/// A conversation that is read along.
+struct Talk {
+    memory: Arc<Memory>,
+    inner: Arc<dyn Conversation>,
+    /// Lives as long as the conversation, which only has a weak reference.
+    _listener: Option<Arc<Listener>>,
+}
+
+#[async_trait]
+impl Conversation for Talk {
+    fn call(self: Arc<Self>, call: Call) -> Events {
+        if call.request.method() == method::TOOLS_CALL {
+            return self.tool(call);
+        }
+        match self.memory.cache.as_ref().map_or(Asked::Nothing, |cache| cache.ask(&call)) {
+            Asked::Kept(reply) => {
+                if call.request.method() == method::TOOLS_LIST && mirrored::is_annotated(&reply.message) {
+                    self.memory.mirrored.relearn(&call.client.profile(), &call.request, &reply.message);
+                }
+                once(Event::Done(reply))
+            }
+            Asked::Missed(ticket) => {
+                let memory = self.memory.clone();
+                let mut ticket = Some(ticket);
+                Box::pin(self.read(call).inspect(move |event| {
+                    if let (Event::Done(reply), Some(cache)) = (event, &memory.cache)
+                        && let Some(ticket) = ticket.take()
+                    {
+                        cache.keep(ticket, reply);
+                    }
+                }))
+            }
+            Asked::Nothing => self.read(call),
+        }
+    }
+
+    async fn notify(&self, notification: Message) {
+        self.inner.notify(notification).await;
+    }
+
+    fn listen(self: Arc<Self>) {
+        self.inner.clone().listen();
+    }
+
+    fn stop_listening(&self) {
+        self.inner.stop_listening();
+    }
+
+    async fn close(&self) {
+        self.inner.close().await;
+    }
+}
+
+impl Talk {
+    /// Any call but one of a tool.
+    fn read(&self, call: Call) -> Events {
+        let memory = self.memory.clone();
+        if call.request.method() != method::TOOLS_LIST {
+            return Box::pin(self.inner.clone().call(call).map(move |event| {
+                memory.hear(&event);
+                own_hop(&memory, event)
+            }));
+        }
+        let (profile, answers, request) = (call.client.profile(), call.client.answers, call.request.clone());
+        Box::pin(self.inner.clone().call(call).map(move |event| {
+            memory.hear(&event);
+            match own_hop(&memory, event) {
+                Event::Done(reply) if !reply.is_error() => {
+                    Event::Done(memory.mirrored.listed(&profile, answers, &request, reply))
+                }
+                event => event,
+            }
+        }))
+    }
+
+    /// The call of a tool. Without headers and where no tool has annotations, nothing is done for it.
+    fn tool(self: Arc<Self>, call: Call) -> Events {
+        if self.memory.mirrored.any() || mirrored::has_headers(&call) {
+            return generate(|emit| async move {
+                match self.prepare(call).await {
+                    Ok(call) => {
+                        let events = self.clone().send(call);
+                        forward(&emit, events).await.unwrap_or_else(|| Event::Fail(self.memory.silent()))
+                    }
+                    Err(fault) => Event::Fail(fault),
+                }
+            });
+        }
+        self.send(call)
+    }
+
+    /// Sends the call of a tool. If the backend refuses its headers, nothing was done yet, and it may be sent again.
+    fn send(self: Arc<Self>, call: Call) -> Events {
+        let sent = Instant::now();
+        let mut again = Some(call.clone());
+        Box::pin(self.inner.clone().call(call).flat_map(move |event| {
+            self.memory.hear(&event);
+            if matches!(event, Event::Notify(_) | Event::Asks(_)) {
+                // Something was done.
+                again = None;
+            }
+            match again.take_if(|_| matches!(&event, Event::Done(reply) if is_refusal(reply))) {
+                Some(call) => self.clone().recover(call, event, sent).left_stream(),
+                None => stream::once(ready(own_hop(&self.memory, event))).right_stream(),
+            }
+        }))
+    }
+
+    /// Gives a call the headers that mirror its arguments, or checks those that it has.
+    async fn prepare(&self, mut call: Call) -> Result<Call, Fault> {
+        let name = call.request.text(Field::Name).unwrap_or_default().into_owned();
+        let profile = call.client.profile();
+        let find = || self.memory.mirrored.find(&profile, &name);
+        let mut tool = find();
+        if call.client.answers == Answers::Live {
+            if let Tool::Annotated(arguments) = tool {
+                call.params_headers = arguments.headers(&call.request)?.into();
+            }
+            return Ok(call);
+        }
+        if tool == Tool::Unknown && mirrored::has_headers(&call) {
+            self.learn(&call, Instant::now()).await;
+            tool = find();
+        }
+        let Tool::Annotated(arguments) = &tool else { return Ok(call) };
+        if arguments.check(&call).is_ok() {
+            return Ok(call);
+        }
+        // The tool may have changed meanwhile, and the client know.
+        let now = Instant::now();
+        self.learn(&call, now.checked_sub(RECENT).unwrap_or(now)).await;
+        match find() {
+            Tool::Annotated(arguments) => arguments.check(&call).map(|()| call),
+            Tool::Plain | Tool::Unknown => Ok(call),
+        }
+    }
+
+    /// After a backend has refused the headers of a call: finds out what it wants, and sends the call again if that is
+    /// something else.
+    fn recover(self: Arc<Self>, call: Call, refusal: Event, sent: Instant) -> Events {
+        generate(move |emit| async move {
+            let name = call.request.text(Field::Name).unwrap_or_default().into_owned();
+            self.learn(&call, sent).await;
+            let tool = self.memory.mirrored.find(&call.client.profile(), &name);
+            let own = || own_hop(&self.memory, refusal);
+            let Tool::Annotated(arguments) = tool else { return own() };
+            if call.client.answers == Answers::ByRetry {
+                return arguments.check(&call).map_or_else(Event::Fail, |()| own());
+            }
+            let headers = match arguments.headers(&call.request) {
+                Ok(headers) if headers[..] == call.params_headers[..] => return own(),
+                Ok(headers) => headers.into(),
+                Err(fault) => return Event::Fail(fault),
+            };
+            let events = self.inner.clone().call(Call { params_headers: headers, ..call });
+            let memory = self.memory.clone();
+            let events = events.inspect(move |event| memory.hear(event));
+            let last = forward(&emit, Box::pin(events)).await;
+            last.map_or_else(|| Event::Fail(self.memory.silent()), |event| own_hop(&self.memory, event))
+        })
+    }
+
+    /// Reads the backend's list of tools as the client of `call` would, unless that was done since `since`. What comes
+    /// of it is in the memory.
+    async fn learn(&self, call: &Call, since: Instant) {
+        let profile = call.client.profile();
+        let mirrored = &self.memory.mirrored;
+        let reading = async {
+            let _turn = mirrored.learning.lock().await;
+            if mirrored.is_learnt(&profile, since) {
+                return;
+            }
+            let mut cursor: Option<Bytes> = None;
+            for _ in 0..MAX_PAGES {
+                let meta = call.request.slice(Field::Meta);
+                let members = [("_meta", meta.as_deref()), ("cursor", cursor.as_deref())];
+                let params = json::object(members.into_iter().filter_map(|(key, value)| Some((key, value?))));
+                let request = Message::request(&Id::from_number(0), method::TOOLS_LIST, &params);
+                let asked = Call { request, client: call.client.clone(), params_headers: Default::default() };
+                let mut events = self.read(asked);
+                let last = loop {
+                    match events.next().await {
+                        Some(event) if !event.is_terminal() => {}
+                        last => break last,
+                    }
+                };
+                let Some(Event::Done(reply)) = last else { break };
+                cursor = reply.message.slice(Field::NextCursor).filter(|raw| raw.starts_with(b"\""));
+                if cursor.is_none() {
+                    break;
+                }
+            }
+            mirrored.asked(&profile);
+        };
+        if tokio::time::timeout(self.memory.list_timeout, reading).await.is_err() {
+            tracing::warn!(backend.name = %self.memory.name, "no list of tools in time to know their headers by");
+            mirrored.asked(&profile);
+        }
+    }
+}
+
+impl Memory {
+    fn silent(&self) -> Fault {
+        Fault::OutcomeUnknown { backend: self.name.to_string(), detail: "no answer".to_owned() }
+    }
+}
+
+/// Whether a backend refuses the headers of a request. Backends that mark nothing give the code another meaning.
+fn is_refusal(reply: &Reply) -> bool {
+    reply.shape != Shape::Plain && reply.message.error_code() == code::HEADER_MISMATCH
+}
+
+/// What is wrong between the gateway and the backend is not for the client.
+fn own_hop(memory: &Memory, event: Event) -> Event {
+    match event {
+        Event::Done(reply) if is_refusal(&reply) => Event::Fail(Fault::BadAnswer {
+            backend: memory.name.to_string(),
+            detail: reply.message.text(Field::ErrorMessage).unwrap_or_default().into_owned(),
+        }),
+        event => event,
+    }
+}
+
+#[cfg(test)]
+mod tests;
