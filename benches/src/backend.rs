@@ -103,11 +103,12 @@ impl Backend {
             Eras::Modern => modern,
         };
         if !served {
-            return failed(
-                StatusCode::BAD_REQUEST,
-                id,
-                r#"{"code":-32022,"message":"unsupported protocol version"}"#,
-            );
+            // As servers of each era answer the other's clients.
+            let error = match self.eras {
+                Eras::Legacy => r#"{"code":-32000,"message":"Bad Request: Server not initialized"}"#,
+                _ => r#"{"code":-32022,"message":"unsupported protocol version"}"#,
+            };
+            return failed(StatusCode::BAD_REQUEST, id, error);
         }
         if !modern && method == b"initialize" {
             let mut response = reply_json(id, self.initialize.tail(false));
@@ -135,6 +136,9 @@ impl Backend {
     fn call(&self, body: &[u8], id: &[u8], modern: bool) -> Response<Parts> {
         let params = json::member(body, "params").unwrap_or_default();
         let name = json::text(params, "name").unwrap_or_default();
+        if name == texts::ASKING.as_bytes() && !modern {
+            return reply(EVENTS, Parts::open([Bytes::from_static(texts::ASK.as_bytes())]));
+        }
         let Some((tool, answer)) = self.calls.iter().find(|(tool, _)| tool.name.as_bytes() == name) else {
             return failed(StatusCode::OK, id, r#"{"code":-32602,"message":"unknown tool"}"#);
         };

@@ -13,6 +13,7 @@ use clap::{Args, Parser, Subcommand};
 use crate::backend::{self, Eras};
 use crate::client::Endpoint;
 use crate::load::{self, Plan};
+use crate::parked::{self, ParkedArgs};
 use crate::report::number;
 use crate::run::{self, RunArgs};
 use crate::sessions::{self, SessionsArgs};
@@ -38,6 +39,8 @@ enum Command {
     Streams(StreamsArgs),
     /// Opens and abandons many sessions and prints what they leave.
     Sessions(SessionsArgs),
+    /// Parks many calls that wait for an answer and prints the memory of each.
+    Parked(ParkedArgs),
     /// Prints the size of the program and how soon it listens.
     Start(StartArgs),
     /// Sends load to a URL and prints one row.
@@ -134,6 +137,7 @@ fn command(command: Command) -> anyhow::Result<()> {
         Command::Run(args) => run::run(args),
         Command::Streams(args) => streams::run(&args),
         Command::Sessions(args) => sessions::run(&args),
+        Command::Parked(args) => parked::run(&args),
         Command::Start(args) => start::run(&args),
         Command::Load(args) => load(args),
         Command::Backend(args) => backend::serve(args.listen.listen, args.eras, args.listen.threads()),

@@ -190,6 +190,18 @@ impl Connection {
         Ok(Met { became_sse: seen.sse && !tool.sse })
     }
 
+    /// Calls the tool that asks, as a client without a session, and leaves it waiting.
+    pub(crate) async fn park(&mut self) -> anyhow::Result<()> {
+        let id = self.id();
+        let name = format!("{}{}", self.prefix, texts::ASKING);
+        let mut request = self.post(texts::call(id, &name, true, false))?;
+        self.mirror(&mut request, "tools/call", Some(&name))?;
+        let response = self.send(request).await?;
+        let seen = Seen::read(response).await?;
+        ensure!(seen.text().contains("input_required"), "not asked: {}", seen.text());
+        Ok(())
+    }
+
     fn mirror(
         &self,
         request: &mut Request<Full<Bytes>>,

@@ -10,6 +10,7 @@ mod client;
 mod json;
 mod load;
 mod net;
+mod parked;
 mod process;
 mod proxy;
 mod report;

@@ -41,6 +41,16 @@ pub(crate) const CALLABLE: [Tool; 6] = [
     tool("sse_burst", 100, true, true),
 ];
 
+/// The tool that asks something before it answers; only in sessions.
+pub(crate) const ASKING: &str = "ask";
+
+/// What it asks, as an event.
+pub(crate) const ASK: &str = concat!(
+    r#"data: {"jsonrpc":"2.0","id":1,"method":"elicitation/create","params":{"message":"Which one?","#,
+    r#""requestedSchema":{"type":"object","properties":{"name":{"type":"string"}}}}}"#,
+    "\n\n"
+);
+
 const SERVER_INFO: &str =
     r#""_meta":{"io.modelcontextprotocol/serverInfo":{"name":"bench","version":"1.0.0"}}"#;
 const CAPABILITIES: &str = r#"{"tools":{"listChanged":true}}"#;

@@ -168,26 +168,30 @@ impl Emitter {
     }
 }
 
-struct Generated<F> {
-    work: Pin<Box<F>>,
-    slot: Arc<Mutex<Option<Event>>>,
-    ended: bool,
+pin_project_lite::pin_project! {
+    struct Generated<F> {
+        #[pin]
+        work: F,
+        slot: Arc<Mutex<Option<Event>>>,
+        ended: bool,
+    }
 }
 
 impl<F: Future<Output = Event>> Stream for Generated<F> {
     type Item = Event;
 
-    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Event>> {
-        if self.ended {
+    fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Event>> {
+        let this = self.project();
+        if *this.ended {
             return Poll::Ready(None);
         }
-        match self.work.as_mut().poll(cx) {
+        match this.work.poll(cx) {
             Poll::Ready(last) => {
-                self.ended = true;
+                *this.ended = true;
                 Poll::Ready(Some(last))
             }
             Poll::Pending => {
-                let given = self.slot.lock().take();
+                let given = this.slot.lock().take();
                 given.map_or(Poll::Pending, |event| Poll::Ready(Some(event)))
             }
         }
@@ -201,7 +205,7 @@ where
     F: Future<Output = Event> + Send + 'static,
 {
     let slot = Arc::new(Mutex::new(None));
-    let work = Box::pin(work(Emitter(slot.clone())));
+    let work = work(Emitter(slot.clone()));
     Box::pin(Generated { work, slot, ended: false })
 }
 

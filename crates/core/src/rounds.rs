@@ -98,7 +98,8 @@ async fn run_live(
             pause = (pause * 2).min(MAX_PAUSE);
             None
         } else {
-            match ask(emit, round.asks, options.answer_timeout).await {
+            // Boxed, as all that only calls need which ask: most do not.
+            match Box::pin(ask(emit, round.asks, options.answer_timeout)).await {
                 Ok(answers) => Some(answers),
                 Err(fault) => return Event::Fail(fault),
             }

@@ -211,7 +211,7 @@ impl Resolving {
     async fn over(&self, emit: &Emitter, session: Arc<dyn Replaceable>, call: &Call) -> Option<Event> {
         let refused = Refused::default();
         let last = forward(emit, session.clone().call_or_refuse(call.clone(), refused.clone())).await;
-        if refused.is_set() && self.has_become_modern().await {
+        if refused.is_set() && Box::pin(self.has_become_modern()).await {
             self.let_go(&session);
             return None;
         }
@@ -246,7 +246,7 @@ impl Resolving {
         loop {
             let era = self.backend.era(&self.client).await?;
             if era != Era::Modern {
-                let session = match self.session(&era).await {
+                let session = match Box::pin(self.session(&era)).await {
                     // It has no sessions (any more); nothing was asked of it yet.
                     Err(Fault::BadAnswer { .. }) if again && self.backend.verdict.doubt() => {
                         again = false;

@@ -173,7 +173,7 @@ impl HttpSession {
         let session = self.clone();
         let work = async move {
             let mut pause = Duration::from_secs(1);
-            while session.listening.load(Ordering::Acquire) && session.open().await.is_err() {
+            while session.listening.load(Ordering::Acquire) && Box::pin(session.open()).await.is_err() {
                 tokio::time::sleep(pause).await;
                 pause = (pause * 2).min(Duration::from_secs(30));
             }
@@ -255,7 +255,7 @@ impl HttpSession {
             return self.exchange(emit, call, id, refused).await;
         }
         let entered = Entered::new(self, &id);
-        entered.inbox.beside(emit, self.exchange(emit, call, id, refused)).await
+        entered.inbox.beside(emit, Box::pin(self.exchange(emit, call, id, refused))).await
     }
 
     async fn exchange(
@@ -268,17 +268,23 @@ impl HttpSession {
         let text = legacy::outgoing(call, &id);
         let _running = RunningGuard::new(self);
         let _token = call.request.slice(Field::MetaProgressToken).map(|own| TokenGuard::new(self, &id, own));
-        let mut opened = self.open_again(refused).await?;
-        self.set_level(call, &opened).await;
+        // What is rare is boxed, so that the calls of an open session keep no room for it.
+        let mut opened = match self.ready() {
+            Some(opened) => opened,
+            None => Box::pin(self.open_again(refused)).await?,
+        };
+        if call.request.raw(Field::MetaLogLevel).is_some() {
+            Box::pin(self.set_level(call, &opened)).await;
+        }
         let mut cancel = CancelGuard::new(self, &opened, &id);
         let mut answer = self.send(&opened, text.clone()).await?;
         if is_session_lost(&answer, &opened) {
             // Unknown session: the call was not started, so a new session may have it.
             self.lost(&opened);
             cancel.disarm();
-            opened = self.open_again(refused).await?;
+            opened = Box::pin(self.open_again(refused)).await?;
             cancel = CancelGuard::new(self, &opened, &id);
-            answer = self.send(&opened, text).await?;
+            answer = Box::pin(self.send(&opened, text)).await?;
         }
         let event = match answer {
             Answer::Message(status, message) if is_of_the_other_era(status, &message) => {
@@ -388,7 +394,8 @@ impl HttpSession {
             if let Some(key) = aside {
                 session.calls.answered(key);
             }
-            session.deliver_to_backend(&opened, text).await;
+            // Boxed, so that an answer that is waited for takes no room for its way.
+            Box::pin(session.deliver_to_backend(&opened, text)).await;
         });
     }
 
