@@ -2,7 +2,7 @@
 # The official conformance suite, against our everything server through the gateway.
 #   server-suite.sh [--ci] [VERSION ...]     236 checks: 84 at 2025-11-25 on /mcp/legacy, 152 at 2026-07-28 on /mcp/modern
 #   server-suite.sh --direct [URL]           the same without a gateway (236, see README.md), or against any URL
-#   EXTENSIONS=1   also the tasks and skills extensions, at 2026-07-28: 324 in all
+#   EXTENSIONS=1   also the tasks and skills extensions, at 2026-07-28: 325 in all
 #   CROSS=1        each version against the backend of the *other* era; expected-failures.yaml has what can't pass there
 #   EXTRA='...'    more arguments for the suite, such as --expected-failures FILE;  ALLOW_WARNINGS=1;  OUT=DIR keeps results
 # A warning fails too. All of it takes 10 s, so --ci leaves nothing out. Ends with 'N passed, N failed'.

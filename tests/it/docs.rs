@@ -60,7 +60,14 @@ fn every_rule_has_a_row_and_every_numbered_test_stands_in_it() {
 
 #[test]
 fn the_documents_name_only_files_that_exist() {
-    for page in ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "docs/testing.md", "docs/hosts.md"] {
+    for page in [
+        "README.md",
+        "ARCHITECTURE.md",
+        "CONTRIBUTING.md",
+        "docs/testing.md",
+        "docs/hosts.md",
+        "docs/bridging.md",
+    ] {
         let folder = root().join(page).parent().unwrap().to_owned();
         for link in read(page).split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
             let file = link.split('#').next().unwrap();
@@ -69,4 +76,20 @@ fn the_documents_name_only_files_that_exist() {
             }
         }
     }
+}
+
+#[test]
+fn every_test_that_the_page_on_bridging_names_is_there() {
+    let page = read("docs/bridging.md");
+    let mut files = Vec::new();
+    sources(&root().join("tests/it"), &mut files);
+    sources(&root().join("crates"), &mut files);
+    let names: BTreeSet<&str> =
+        page.split('`').filter(|name| name.contains('_') && name.len() > 20).collect();
+    let names = names.into_iter().filter(|name| name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_'));
+    let names: Vec<_> = names.collect();
+    assert!(names.len() > 25, "{names:?}");
+    let missing: Vec<_> =
+        names.iter().filter(|name| !files.iter().any(|f| f.contains(&format!("fn {name}(")))).collect();
+    assert!(missing.is_empty(), "{missing:?}");
 }

@@ -130,7 +130,9 @@ impl Standing {
     pub(crate) async fn awaited(&self, emit: &Emitter, call: &Call, event: Event) -> Event {
         match &event {
             Event::Done(reply) if !tasks::knows_extension(&call.client) => match tasks::created(reply) {
-                Some(id) => Box::pin(tasks::drive(emit, self.hubs.caller(), &self.tasks, call, reply, &id)).await,
+                Some(id) => {
+                    Box::pin(tasks::drive(emit, self.hubs.caller(), &self.tasks, call, reply, &id)).await
+                }
                 None => event,
             },
             _ => event,
