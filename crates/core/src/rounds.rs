@@ -183,7 +183,7 @@ fn key_of(ask: &Message) -> String {
 
 /// The result in a client's answer. An elicitation that fails counts as one that the user closed; where there is no
 /// such result, the call can't go on.
-fn answer_of(ask: &Message, answer: Option<&Message>) -> Result<Bytes, Fault> {
+pub fn answer_of(ask: &Message, answer: Option<&Message>) -> Result<Bytes, Fault> {
     if let Some(result) = answer.and_then(|answer| answer.slice(Field::Result)) {
         return Ok(result);
     }

@@ -9,6 +9,7 @@ use bytes::Bytes;
 use drawbridge_wire::message::Field;
 use drawbridge_wire::{Edit, Message, json, method};
 use futures_util::StreamExt as _;
+use futures_util::future::join_all;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
@@ -197,29 +198,32 @@ impl Rounds {
         late.into_iter().for_each(|parked| self.end(parked, "the client gave no answer in time"));
     }
 
-    /// Ends all that wait.
-    pub fn close(&self) {
+    /// Ends all that wait. Resolves once they have come to an end, for which the ways to their backends must be open.
+    pub async fn close(&self) {
         let all = std::mem::take(&mut *self.parked.lock());
-        all.into_values().for_each(|parked| self.end(parked, "the gateway is shutting down"));
+        join_all(all.into_values().map(|parked| parked.end("the gateway is shutting down"))).await;
     }
 
+    fn end(&self, parked: Parked, why: &'static str) {
+        self.tasks.spawn("end parked call", parked.end(why));
+    }
+}
+
+impl Parked {
     /// Answers the asks of a call for its client, lets it come to its own end for a while, and cancels it.
-    fn end(&self, parked: Parked, why: &str) {
-        parked.pending.into_iter().for_each(|pending| give_up(pending.ask, why));
-        let mut events = parked.events;
-        self.tasks.spawn("end parked call", async move {
-            let ended = async {
-                while let Some(event) = events.next().await {
-                    if let Event::Asks(round) = event {
-                        round
-                            .asks
-                            .into_iter()
-                            .for_each(|ask| give_up(ask, "the client gave no answer in time"));
-                    }
+    fn end(self, why: &'static str) -> impl Future<Output = ()> + Send + use<> {
+        self.pending.into_iter().for_each(|pending| give_up(pending.ask, why));
+        let mut events = self.events;
+        let ended = async move {
+            while let Some(event) = events.next().await {
+                if let Event::Asks(round) = event {
+                    round.asks.into_iter().for_each(|ask| give_up(ask, why));
                 }
-            };
+            }
+        };
+        async move {
             let _ = tokio::time::timeout(FAREWELL, ended).await;
-        });
+        }
     }
 }
 

@@ -416,7 +416,9 @@ impl Model {
                 if close {
                     self.draining = true;
                     self.world.tasks.begin_drain();
-                    self.world.rounds.close();
+                    let rounds = self.world.rounds.clone();
+                    self.world.tasks.spawn("close", async move { rounds.close().await });
+                    read(&mut None).await;
                 } else {
                     self.world.rounds.sweep();
                 }
