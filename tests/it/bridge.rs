@@ -1,6 +1,7 @@
 //! Clients of one era in front of backends of the other.
 
 mod changes;
+mod hostile;
 mod mirror;
 mod parked;
 mod scopes;

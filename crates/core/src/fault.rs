@@ -86,6 +86,17 @@ impl Size {
     }
 }
 
+/// Why a call that has begun can't wait for its client.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Unparked {
+    /// This many wait already.
+    #[error("{0} calls wait for an answer already (limits.max_parked_calls)")]
+    Busy(usize),
+    /// The gateway ends.
+    #[error("the gateway is shutting down")]
+    Draining,
+}
+
 /// Why a call has no answer of its backend.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[expect(missing_docs, reason = "the messages say it")]
@@ -114,6 +125,8 @@ pub enum Fault {
     Busy { what: &'static str, limit: usize },
     #[error("the gateway is shutting down; try again")]
     Draining,
+    #[error("{why}, so the client can't be asked what the call needs; what the call has done is unknown")]
+    NotParked { why: Unparked },
     #[error("the client gave no answer to {asked} within limits.answer_timeout")]
     NoAnswer { asked: String },
     /// An error that is answered as it is.
@@ -135,6 +148,10 @@ impl Fault {
             Self::Busy { .. } => "busy",
             Self::Draining => "draining",
             Self::NoAnswer { .. } => "no_answer",
+            Self::NotParked { why } => match why {
+                Unparked::Busy(_) => "busy",
+                Unparked::Draining => "draining",
+            },
             Self::Rpc(_) => "rpc",
         }
     }
@@ -156,7 +173,7 @@ impl Fault {
     /// Who has to act.
     pub fn blame(&self) -> Blame {
         match self {
-            Self::Busy { .. } | Self::Draining => Blame::Gateway,
+            Self::Busy { .. } | Self::Draining | Self::NotParked { .. } => Blame::Gateway,
             Self::Rpc(_) | Self::NoAnswer { .. } => Blame::Caller,
             _ => Blame::Backend,
         }
@@ -173,6 +190,7 @@ impl Fault {
             Self::Timeout { .. }
             | Self::BadAnswer { .. }
             | Self::OutcomeUnknown { .. }
+            | Self::NotParked { .. }
             | Self::NoAnswer { .. } => Retry::Unsafe,
             Self::Refused { .. } | Self::TooLarge { .. } | Self::Rpc(_) => Retry::Useless,
         }

@@ -11,6 +11,8 @@
 //! A state that the client carries is sealed ([`state`]): it belongs to one principal, one call with its arguments, and
 //! expires. A parked call can be claimed once.
 
+#[cfg(test)]
+mod model;
 mod parked;
 mod state;
 
@@ -80,7 +82,7 @@ async fn run_live(
     let options = endpoint.rounds().options();
     let mut events = first;
     let mut pause = FIRST_PAUSE;
-    for _ in 0..=options.max_rounds {
+    for asked in 0.. {
         let last =
             forward(emit, std::mem::replace(&mut events, Box::pin(futures_util::stream::empty()))).await;
         let round = match last {
@@ -93,6 +95,9 @@ async fn run_live(
             return Event::Done(Reply { message: error.clone(), shape: Shape::Plain });
         }
         let Resume::State(state) = round.resume else { return Event::Fail(lost(endpoint)) };
+        if asked == options.max_rounds {
+            break;
+        }
         let answers = if round.asks.is_empty() {
             tokio::time::sleep(pause).await;
             pause = (pause * 2).min(MAX_PAUSE);
@@ -178,7 +183,7 @@ fn key_of(ask: &Message) -> String {
 
 /// The result in a client's answer. An elicitation that fails counts as one that the user closed; where there is no
 /// such result, the call can't go on.
-fn answer_of(ask: &Message, answer: Option<&Message>) -> Result<Bytes, Fault> {
+pub fn answer_of(ask: &Message, answer: Option<&Message>) -> Result<Bytes, Fault> {
     if let Some(result) = answer.and_then(|answer| answer.slice(Field::Result)) {
         return Ok(result);
     }

@@ -106,7 +106,7 @@ impl Front {
 
     /// Ends all sessions' conversations with backends; the sessions themselves can be taken up elsewhere.
     pub async fn close(&self) {
-        self.0.rounds.close();
+        self.0.rounds.close().await;
         self.0.legacy.close().await;
     }
 

@@ -19,7 +19,7 @@ use drawbridge_wire::{Message, json, method};
 use parking_lot::Mutex;
 
 /// A client may listen to at most this many resources at once.
-const MAX_URIS: usize = 1024;
+pub(crate) const MAX_URIS: usize = 1024;
 
 /// Lists that may change: the member of a listen's filter, the member of a backend's capabilities, the notification.
 const LISTS: [(&str, &str, &str); 3] = [
@@ -41,8 +41,19 @@ impl Filter {
         Self { lists: [true; LISTS.len()], uris: BTreeSet::new() }
     }
 
-    /// Reads the `notifications` of a listen or of its acknowledgement; what is unknown is not wanted.
+    /// Reads the `notifications` of a listen; what is unknown is not wanted.
     pub(crate) fn read(notifications: &[u8]) -> Self {
+        Self::read_where(notifications, MAX_URIS, |_| true)
+    }
+
+    /// Reads the `notifications` of an acknowledgement: what of this filter is honoured.
+    pub(crate) fn honoured_by(&self, notifications: &[u8]) -> Self {
+        let mut honoured = Self::read_where(notifications, usize::MAX, |uri| self.uris.contains(uri));
+        honoured.lists.iter_mut().zip(self.lists).for_each(|(on, asked)| *on &= asked);
+        honoured
+    }
+
+    fn read_where(notifications: &[u8], limit: usize, like: impl Fn(&str) -> bool) -> Self {
         let wants = |(flag, ..): &(&str, &str, &str)| json::member(notifications, flag) == Some(b"true");
         let uris =
             json::member(notifications, "resourceSubscriptions").and_then(|raw| json::elements(raw).ok());
@@ -52,7 +63,8 @@ impl Filter {
             uris: uris
                 .into_iter()
                 .filter_map(json::decode_string)
-                .take(MAX_URIS)
+                .filter(|uri| like(uri))
+                .take(limit)
                 .map(Cow::into_owned)
                 .collect(),
         }
@@ -188,6 +200,9 @@ mod tests {
         assert_eq!(Filter::read(b"{}").write(), "{}");
         let offered = filter.offered_by(br#"{"tools":{"listChanged":true},"resources":{}}"#);
         assert_eq!(offered.write(), r#"{"toolsListChanged":true}"#);
+        let more =
+            br#"{"toolsListChanged":true,"resourcesListChanged":true,"resourceSubscriptions":["a://c"]}"#;
+        assert_eq!(filter.honoured_by(more).write(), r#"{"toolsListChanged":true}"#);
         assert!(filter.without(&offered).lists == [false; 3] && !filter.without(&offered).is_empty());
     }
 

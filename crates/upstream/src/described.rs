@@ -173,7 +173,7 @@ struct Shared {
     used: Instant,
 }
 
-/// At most this many are kept; the one used least recently is ended first.
+/// At most this many are kept, and those on which something goes on; the one used least recently is ended first.
 const MAX_SHARED_SESSIONS: usize = 256;
 
 impl SharedSessions {
@@ -214,7 +214,8 @@ impl SharedSessions {
     }
 }
 
-/// The session used least recently, one that nobody listens to if there is any.
+/// The session used least recently of those on which nothing goes on: to end another would end a call of its clients.
 fn oldest(sessions: &HashMap<ProfileKey, Shared>) -> Option<ProfileKey> {
-    sessions.iter().min_by_key(|(_, s)| (s.session.is_heard(), s.used)).map(|(key, _)| key.clone())
+    let idle = sessions.iter().filter(|(_, shared)| !shared.session.is_busy());
+    idle.min_by_key(|(_, shared)| shared.used).map(|(key, _)| key.clone())
 }

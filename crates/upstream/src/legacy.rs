@@ -126,7 +126,8 @@ impl OpenAsks {
 
     fn find(&self, literal: &Bytes) -> Option<AskKey> {
         let id = Id::from_literal(literal.clone())?.canonical();
-        self.0.iter().find(|(i, _)| *i == id).map(|(_, key)| *key)
+        // An id that was used before means the last that was asked under it.
+        self.0.iter().rev().find(|(i, _)| *i == id).map(|(_, key)| *key)
     }
 }
 

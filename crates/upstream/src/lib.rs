@@ -8,6 +8,7 @@
 //! Must not know: axum, Redis, SQL, configuration files.
 
 pub mod answer;
+mod answering;
 mod changes;
 mod described;
 pub mod http;

@@ -21,6 +21,7 @@ use parking_lot::Mutex;
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
+use crate::answering::Answering;
 use crate::changes::Filter;
 use crate::described::{LegacyConversation, Refused, Replaceable};
 use crate::legacy::{self, Handshake, OpenAsks};
@@ -91,6 +92,7 @@ struct Waiting {
     is_listen: bool,
     /// What was asked because of it and not answered yet.
     asked: usize,
+    answering: Arc<Answering>,
 }
 
 /// Whether the client of a listen has its acknowledgement, which it gets once.
@@ -402,6 +404,7 @@ impl Pipe {
                             && let Some(waiting) = connection_.calls.lock().get_mut(&number)
                         {
                             waiting.asked -= 1;
+                            waiting.answering.answered();
                         }
                         if let Err(fault) = connection_.sender.send(text).await {
                             tracing::warn!(backend.name = %pipe.options.name, error.code = fault.code(), error.message = ?fault.to_string(), "an answer was not delivered");
@@ -510,7 +513,12 @@ impl Pipe {
         let mut deadline = Deadline::FirstByte;
         loop {
             let next = tokio::time::timeout(limit, next_event(&mut events, &mut done)).await;
-            match next.map_err(|_| self.options.late(deadline))? {
+            let next = match next {
+                // Not the backend is silent, its client is.
+                Err(_) if slot.answering.excuses(limit) => continue,
+                next => next.map_err(|_| self.options.late(deadline))?,
+            };
+            match next {
                 Some(event) if event.is_terminal() => {
                     slot.forget();
                     return Ok(match event {
@@ -622,7 +630,9 @@ fn asking_call(calls: &mut HashMap<u64, Waiting>) -> Option<u64> {
     let only = only_call(calls);
     let mut free = calls.iter().filter(|(_, w)| !w.is_listen && w.asked == 0).map(|(n, _)| *n);
     let number = only.or_else(|| free.next().filter(|_| free.next().is_none()))?;
-    calls.get_mut(&number)?.asked += 1;
+    let asking = calls.get_mut(&number)?;
+    asking.asked += 1;
+    asking.answering.asked();
     Some(number)
 }
 
@@ -643,6 +653,7 @@ struct Slot {
     pipe: Arc<Pipe>,
     connection: Arc<Connection>,
     number: u64,
+    answering: Arc<Answering>,
     armed: bool,
 }
 
@@ -656,14 +667,17 @@ impl Slot {
     ) -> (Self, mpsc::Receiver<Event>, oneshot::Receiver<Event>) {
         let (events, events_rx) = mpsc::channel(MAX_QUEUED_EVENTS);
         let (done, done_rx) = oneshot::channel();
-        let waiting = Waiting { events, done: Some(done), token, is_listen, asked: 0 };
+        let answering = Arc::<Answering>::default();
+        let excuse = answering.clone();
+        let waiting = Waiting { events, done: Some(done), token, is_listen, asked: 0, answering };
         // A channel that ended has forgotten its calls; one that joins later would wait for ever.
         let mut calls = connection.calls.lock();
         if !connection.gone.is_cancelled() {
             calls.insert(number, waiting);
         }
         drop(calls);
-        let slot = Self { pipe: pipe.clone(), connection: connection.clone(), number, armed: true };
+        let (pipe, connection) = (pipe.clone(), connection.clone());
+        let slot = Self { pipe, connection, number, answering: excuse, armed: true };
         (slot, events_rx, done_rx)
     }
 

@@ -36,6 +36,8 @@ pub(crate) struct SharedSession {
     open: Mutex<usize>,
     /// Those clients with sessions of their own that listen.
     hubs: std::sync::OnceLock<Arc<Hubs>>,
+    /// Cloned by each call while it runs.
+    calls: Arc<()>,
     /// Kept alive for the session, which holds it weakly.
     _ear: Arc<Ear>,
 }
@@ -75,6 +77,7 @@ impl SharedSession {
             subscribed: tokio::sync::Mutex::default(),
             open: Mutex::default(),
             hubs: std::sync::OnceLock::new(),
+            calls: Arc::default(),
             _ear: ear,
         })
     }
@@ -92,15 +95,24 @@ impl SharedSession {
         self.hubs.get_or_init(made).clone()
     }
 
-    /// Whether somebody listens.
-    pub(crate) fn is_heard(&self) -> bool {
-        *self.open.lock() > 0
+    /// Whether a call runs, or waits for its client, or somebody listens.
+    pub(crate) fn is_busy(&self) -> bool {
+        Arc::strong_count(&self.calls) > 1
+    }
+
+    /// The events of a call, which keep the session busy until they are dropped.
+    fn counted(&self, events: Events) -> Events {
+        let running = self.calls.clone();
+        Box::pin(events.inspect(move |_| {
+            let _ = &running;
+        }))
     }
 
     async fn listen(self: Arc<Self>, emit: &Emitter, call: &Call) -> Result<Event, Fault> {
         let wanted = Filter::read(call.request.raw(Field::Notifications).unwrap_or(b"{}"));
         *self.open.lock() += 1;
-        let mut listening = Listening { shared: self.clone(), number: None, filter: Filter::default() };
+        let mut listening =
+            Listening { shared: self.clone(), number: None, filter: Filter::default(), asking: None };
         let description = self.session.clone().hear().await?;
         let offered = wanted.offered_by(&description.capabilities);
         let inbox = Arc::new(Inbox::default());
@@ -108,9 +120,11 @@ impl SharedSession {
         // Entered before the backend is asked, so that no update falls in between.
         listening.number = Some(self.listeners.enter(offered.clone(), to));
         for uri in &offered.uris {
+            listening.asking = Some(uri.clone());
             if self.subscribe(uri).await {
                 listening.filter.uris.insert(uri.clone());
             }
+            listening.asking = None;
         }
         let mut honoured = offered;
         honoured.uris.clone_from(&listening.filter.uris);
@@ -145,6 +159,14 @@ impl SharedSession {
         }
     }
 
+    /// Ends what may have come of a subscription that was asked for and whose answer nobody waited for.
+    async fn unsubscribe_if_uncounted(&self, uri: &str) {
+        let subscribed = self.subscribed.lock().await;
+        if !subscribed.contains_key(uri) {
+            self.request(method::RESOURCES_UNSUBSCRIBE, uri).await;
+        }
+    }
+
     async fn request(&self, method: &str, uri: &str) -> bool {
         let uri = json::encode_string(uri);
         let request = Message::request(&Id::from_number(0), method, &json::object([("uri", uri.as_bytes())]));
@@ -165,6 +187,8 @@ struct Listening {
     shared: Arc<SharedSession>,
     number: Option<u64>,
     filter: Filter,
+    /// The resource that the backend is being asked for.
+    asking: Option<String>,
 }
 
 impl Drop for Listening {
@@ -182,11 +206,15 @@ impl Drop for Listening {
             shared.session.stop_listening();
         }
         let uris = std::mem::take(&mut self.filter.uris);
-        if !uris.is_empty() {
+        let asking = self.asking.take();
+        if !uris.is_empty() || asking.is_some() {
             let tasks = shared.tasks.clone();
             tasks.spawn("end subscriptions", async move {
                 for uri in &uris {
                     shared.unsubscribe(uri).await;
+                }
+                if let Some(uri) = asking {
+                    shared.unsubscribe_if_uncounted(&uri).await;
                 }
             });
         }
@@ -214,12 +242,19 @@ impl Conversation for SharedSession {
 
 impl Replaceable for SharedSession {
     fn call_or_refuse(self: Arc<Self>, call: Call, refused: Refused) -> Events {
-        match call.request.method().as_ref() {
-            method::LISTEN => {}
-            method::TOOLS_CALL => return self.session_tasks.clone().call_tool(call, refused),
-            tasks if tasks.starts_with("tasks/") => return self.session_tasks.clone().about_task(call),
-            _ => return self.session.clone().call_or_refuse(call, refused),
-        }
+        let shared = self.clone();
+        let events = match call.request.method().as_ref() {
+            method::LISTEN => self.listen_or_refuse(call, refused),
+            method::TOOLS_CALL => self.session_tasks.clone().call_tool(call, refused),
+            tasks if tasks.starts_with("tasks/") => self.session_tasks.clone().about_task(call),
+            _ => self.session.clone().call_or_refuse(call, refused),
+        };
+        shared.counted(events)
+    }
+}
+
+impl SharedSession {
+    fn listen_or_refuse(self: Arc<Self>, call: Call, refused: Refused) -> Events {
         generate(|emit| async move {
             let outcome = self.listen(&emit, &call).await;
             // There was no session to listen in.

@@ -26,6 +26,8 @@ pub(crate) struct Standing {
     sink: Option<Weak<dyn Unsolicited>>,
     tasks: Tasks,
     level: Mutex<Option<Bytes>>,
+    /// Changes of lists are of interest.
+    listening: Mutex<bool>,
     subscription: Mutex<Option<Arc<Subscription>>>,
 }
 
@@ -36,7 +38,8 @@ impl Standing {
         sink: Option<Weak<dyn Unsolicited>>,
         tasks: Tasks,
     ) -> Self {
-        Self { hubs, client, sink, tasks, level: Mutex::default(), subscription: Mutex::default() }
+        let (level, listening, subscription) = (Mutex::default(), Mutex::default(), Mutex::default());
+        Self { hubs, client, sink, tasks, level, listening, subscription }
     }
 
     /// This client's part in listening, from now on.
@@ -48,11 +51,15 @@ impl Standing {
 
     /// Changes of the lists that `backend` tells of are of interest.
     pub(crate) fn listen(self: Arc<Self>, backend: Arc<dyn Backend>) {
+        *self.listening.lock() = true;
         let tasks = self.tasks.clone();
         tasks.spawn("listen to backend", async move {
             let Ok(description) = backend.describe(&self.client).await else { return };
             let lists = Filter::all_lists().offered_by(&description.capabilities);
-            if !lists.is_empty()
+            // The client may have gone meanwhile.
+            let listening = self.listening.lock();
+            if *listening
+                && !lists.is_empty()
                 && let Some(subscription) = self.subscription()
             {
                 subscription.change(|filter| filter.add(&lists));
@@ -62,6 +69,8 @@ impl Standing {
 
     /// Changes of lists are of no interest any more.
     pub(crate) fn stop_listening(&self) {
+        let mut listening = self.listening.lock();
+        *listening = false;
         if let Some(subscription) = &*self.subscription.lock() {
             subscription.change(|filter| *filter = filter.without(&Filter::all_lists()));
         }
@@ -90,7 +99,11 @@ impl Standing {
         let request = &call.request;
         match request.method().as_ref() {
             method::SET_LEVEL => {
-                *self.level.lock() = request.raw(Field::Level).map(Bytes::copy_from_slice);
+                let level = request.text(Field::Level).filter(|level| severity(level).is_some());
+                let Some(level) = level else {
+                    return Some(Event::Fail(Fault::invalid_params("\"level\" must be a log level")));
+                };
+                *self.level.lock() = Some(Bytes::from(json::encode_string(&level)));
                 Some(done())
             }
             method::RESOURCES_SUBSCRIBE => {
@@ -141,6 +154,7 @@ impl Standing {
 
     /// Forgets what was set.
     pub(crate) fn close(&self) {
+        *self.listening.lock() = false;
         *self.subscription.lock() = None;
     }
 }

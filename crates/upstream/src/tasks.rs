@@ -14,7 +14,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use drawbridge_core::call::{Ask, AskKey, Call, Emitter, Event, Reply, Resume, Round, Shape};
 use drawbridge_core::client::TASKS_EXTENSION;
-use drawbridge_core::{Answers, Client, Fault, Tasks};
+use drawbridge_core::{Answers, Client, Fault, Tasks, rounds};
 use drawbridge_wire::message::Field;
 use drawbridge_wire::{Edit, Id, Message, RpcError, code, json, method};
 use futures_util::StreamExt as _;
@@ -118,8 +118,11 @@ pub(crate) async fn drive(
     loop {
         tokio::select! {
             () = tokio::time::sleep(pause) => {}
-            Some((key, answer)) = answers.next(), if !answers.is_empty() => {
-                let Some(result) = answered(answer) else { return refused() };
+            Some((key, result)) = answers.next(), if !answers.is_empty() => {
+                let result: Bytes = match result {
+                    Ok(result) => result,
+                    Err(fault) => return Event::Fail(fault),
+                };
                 let responses = json::object([(String::as_str(&key), &result[..])]);
                 // If it was not delivered, the task says so by asking for it still.
                 let _ = task.ask(method::TASKS_UPDATE, Some(("inputResponses", &responses))).await;
@@ -153,9 +156,13 @@ pub(crate) async fn drive(
         for (key, request) in requests.unwrap_or_default() {
             if asked.insert(key.clone().into_owned()) {
                 let (reply, answer) = oneshot::channel();
-                asks.push(Ask { key: AskKey::next(), request: embedded(&key, request), reply: Some(reply) });
+                let request = embedded(&key, request);
+                asks.push(Ask { key: AskKey::next(), request: request.clone(), reply: Some(reply) });
                 let key = key.into_owned();
-                answers.push(async move { (key, answer.await.ok()) });
+                answers.push(async move {
+                    let answer = answer.await.ok();
+                    (key, rounds::answer_of(&request, answer.as_ref()))
+                });
             }
         }
         if !asks.is_empty() {
@@ -203,14 +210,4 @@ fn error_of(raw: &[u8]) -> RpcError {
         Some(data) => error.with_data(Bytes::copy_from_slice(data)),
         None => error,
     }
-}
-
-/// The result to give for an answer; a form that failed counts as closed.
-fn answered(answer: Option<Message>) -> Option<Bytes> {
-    answer.and_then(|answer| answer.slice(Field::Result))
-}
-
-fn refused() -> Event {
-    let what = "the client refused what the task needs";
-    Event::Fail(Fault::Rpc(RpcError::new(code::INTERNAL_ERROR, what)))
 }

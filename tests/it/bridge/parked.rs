@@ -23,8 +23,8 @@ use crate::backends::{in_front_of, message, spawn};
 /// | `{"log": level}` | logs |
 ///
 /// and then says what answers it got.
-struct Planned {
-    backend: Backend,
+pub(super) struct Planned {
+    pub(super) backend: Backend,
     /// How many plans were begun.
     begun: Arc<AtomicUsize>,
 }
@@ -32,7 +32,9 @@ struct Planned {
 fn ask_of(step: &Value) -> Value {
     let method = step["method"].as_str().unwrap_or("elicitation/create");
     let params = match &step["params"] {
-        Value::Null => json!({ "message": "?", "requestedSchema": { "type": "object", "properties": {} } }),
+        Value::Null => {
+            json!({ "message": "?", "requestedSchema": { "type": "object", "properties": {} } })
+        }
         given => given.clone(),
     };
     json!({ "jsonrpc": "2.0", "id": step["ask"], "method": method, "params": params })
@@ -74,7 +76,7 @@ async fn follow(plan: Request, stream: Stream, mut answers: broadcast::Receiver<
 }
 
 impl Planned {
-    async fn start() -> Self {
+    pub(super) async fn start() -> Self {
         let (answers, _) = broadcast::channel::<Value>(64);
         let begun = Arc::new(AtomicUsize::new(0));
         let count = begun.clone();
@@ -100,31 +102,31 @@ impl Planned {
         Self { backend, begun }
     }
 
-    fn begun(&self) -> usize {
+    pub(super) fn begun(&self) -> usize {
         self.begun.load(Ordering::Relaxed)
     }
 }
 
-fn plan(steps: &Value) -> Value {
+pub(super) fn plan(steps: &Value) -> Value {
     json!({ "name": "plan", "arguments": { "steps": steps } })
 }
 
 /// The answers that a plan got, from its result.
-fn heard(answer: &Value) -> Vec<Value> {
+pub(super) fn heard(answer: &Value) -> Vec<Value> {
     serde_json::from_str(text(answer)).unwrap()
 }
 
-fn accept(value: &str) -> Value {
+pub(super) fn accept(value: &str) -> Value {
     json!({ "action": "accept", "content": { "v": value } })
 }
 
 /// The result of a request that asks.
-fn asked(answer: &Value) -> Value {
+pub(super) fn asked(answer: &Value) -> Value {
     assert_eq!(answer["result"]["resultType"], "input_required", "{answer}");
     answer["result"].clone()
 }
 
-fn keys(asked: &Value) -> Vec<String> {
+pub(super) fn keys(asked: &Value) -> Vec<String> {
     asked["inputRequests"].as_object().unwrap().keys().cloned().collect()
 }
 

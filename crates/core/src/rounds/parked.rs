@@ -1,5 +1,6 @@
 //! Calls that wait for their clients: a backend asked live, the client answers by retry.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,23 +9,45 @@ use bytes::Bytes;
 use drawbridge_wire::message::Field;
 use drawbridge_wire::{Edit, Message, json, method};
 use futures_util::StreamExt as _;
+use futures_util::future::join_all;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::state::{self, Continues};
-use super::{Pending, RoundOptions, give_up, may_ask, refuse};
+use super::{Pending, RoundOptions, give_up, lost, may_ask, refuse};
 use crate::call::{Ask, Call, Emitter, Event, Events, Resume, Round, generate, once};
 use crate::endpoint::{Conversing, Endpoint};
-use crate::fault::Fault;
+use crate::fault::{Fault, Unparked};
 use crate::seal::KeyRing;
 use crate::tasks::Tasks;
 
-/// What a backend asks within this time of its first ask goes to the client in the same round.
-const GATHER: Duration = Duration::from_millis(5);
+/// What a backend asks within this time of its first ask goes to the client in the same round, however busy it is.
+pub(super) const GATHER: Duration = Duration::from_millis(5);
+/// At most this much is asked in one round; a client would have to keep all of it.
+const MAX_ASKS: usize = 64;
 /// A state of the backend's own costs nothing while it is out; how long it is good for is for the backend to say.
 const INNER_VALID: Duration = Duration::from_secs(24 * 3600);
 /// A call whose client never came back may end by itself for this long, after its asks were answered for it.
-const FAREWELL: Duration = Duration::from_secs(5);
+pub(super) const FAREWELL: Duration = Duration::from_secs(5);
+
+/// The answers of a retry, by key.
+type Answers<'a> = HashMap<Cow<'a, str>, &'a [u8], ahash::RandomState>;
+
+fn malformed() -> Fault {
+    Fault::invalid_params("inputResponses must be an object whose members are objects")
+}
+
+fn answers_of(call: &Call) -> Result<Answers<'_>, Fault> {
+    let members = call.request.raw(Field::InputResponses).map(json::members).transpose();
+    let mut answers = Answers::default();
+    for (key, value) in members.map_err(|_| malformed())?.unwrap_or_default() {
+        // Nobody can tell which of two is meant.
+        if answers.insert(key, value).is_some() {
+            return Err(malformed());
+        }
+    }
+    Ok(answers)
+}
 
 /// A call that waits for its client. Its backend waits too.
 struct Parked {
@@ -53,7 +76,7 @@ impl std::fmt::Debug for Rounds {
 /// A call of a client that answers by retry, between its rounds.
 struct Running {
     rounds: Arc<Rounds>,
-    endpoint: String,
+    endpoint: Arc<Endpoint>,
     call: Call,
     events: Events,
     pending: Vec<Pending>,
@@ -89,26 +112,25 @@ impl Rounds {
         if !may_ask(&call) {
             return endpoint.route(who, call);
         }
-        let name = endpoint.label();
         if !matches!(call.request.raw(Field::RequestState), None | Some(b"null")) {
-            match state::open(&self.keys, &name, &call) {
+            match state::open(&self.keys, &endpoint.label(), &call) {
                 Err(fault) => return once(Event::Fail(fault)),
                 Ok(Continues::Inner(inner)) => {
                     call.request = Edit::new(&call.request).set(Field::RequestState, inner).into_message();
                 }
                 Ok(Continues::Parked(id)) => {
-                    let claimed = self.claim(id, &call);
-                    return match claimed {
-                        Err(fault) => once(Event::Fail(fault)),
-                        Ok(parked) => self.clone().resume(name, call, parked),
-                    };
+                    let resumed = answers_of(&call).and_then(|answers| {
+                        let parked = self.claim(id, &answers)?;
+                        Ok(self.clone().resume(endpoint.clone(), call.clone(), parked, &answers))
+                    });
+                    return resumed.unwrap_or_else(|fault| once(Event::Fail(fault)));
                 }
             }
         }
         let events = endpoint.route(who, call.clone());
         let running = Running {
             rounds: self.clone(),
-            endpoint: name,
+            endpoint: endpoint.clone(),
             call,
             events,
             pending: Vec::new(),
@@ -120,34 +142,35 @@ impl Rounds {
     }
 
     /// Takes a parked call, if the answers that come with `call` are such. Whoever comes second finds nothing.
-    fn claim(&self, id: u128, call: &Call) -> Result<Parked, Fault> {
-        let answers = call.request.raw(Field::InputResponses);
-        let malformed =
-            || Fault::invalid_params("inputResponses must be an object whose members are objects");
-        let answers = answers.map(json::members).transpose().map_err(|_| malformed())?.unwrap_or_default();
+    fn claim(&self, id: u128, answers: &Answers<'_>) -> Result<Parked, Fault> {
         let mut parked = self.parked.lock();
-        let waiting = parked.get(&id).ok_or_else(state::expired)?;
-        let known = |key: &str| waiting.pending.iter().any(|pending| pending.key == key);
-        if answers.iter().any(|(key, value)| known(key) && !value.starts_with(b"{")) {
+        // One that comes too late is left where it is: its asks have still to be answered.
+        let waiting = parked.get(&id).filter(|parked| Instant::now() < parked.until);
+        let known = &waiting.ok_or_else(state::expired)?.pending;
+        let given = known.iter().filter_map(|pending| answers.get(pending.key.as_str()));
+        if given.into_iter().any(|value| !value.starts_with(b"{")) {
             return Err(malformed());
         }
-        parked.remove(&id).filter(|parked| Instant::now() < parked.until).ok_or_else(state::expired)
+        parked.remove(&id).ok_or_else(state::expired)
     }
 
     /// Goes on with a parked call: its asks get the answers of the retry.
-    fn resume(self: Arc<Self>, endpoint: String, call: Call, parked: Parked) -> Events {
-        let answers = call.request.raw(Field::InputResponses).and_then(|raw| json::members(raw).ok());
-        let answers = answers.unwrap_or_default();
+    fn resume(
+        self: Arc<Self>,
+        endpoint: Arc<Endpoint>,
+        call: Call,
+        parked: Parked,
+        answers: &Answers<'_>,
+    ) -> Events {
         let mut open = Vec::new();
         for pending in parked.pending {
-            match answers.iter().find(|(key, _)| *key == pending.key) {
-                Some((_, result)) => pending.answer(result),
+            match answers.get(pending.key.as_str()) {
+                Some(result) => pending.answer(result),
                 // The client may have said that it answers this, and now says that it does not.
                 None if !call.client.declares(&pending.ask.request) => refuse(pending.ask),
                 None => open.push(pending),
             }
         }
-        drop(answers);
         let running = Running {
             rounds: self,
             endpoint,
@@ -175,40 +198,48 @@ impl Rounds {
         late.into_iter().for_each(|parked| self.end(parked, "the client gave no answer in time"));
     }
 
-    /// Ends all that wait.
-    pub fn close(&self) {
+    /// Ends all that wait. Resolves once they have come to an end, for which the ways to their backends must be open.
+    pub async fn close(&self) {
         let all = std::mem::take(&mut *self.parked.lock());
-        all.into_values().for_each(|parked| self.end(parked, "the gateway is shutting down"));
+        join_all(all.into_values().map(|parked| parked.end("the gateway is shutting down"))).await;
     }
 
+    fn end(&self, parked: Parked, why: &'static str) {
+        self.tasks.spawn("end parked call", parked.end(why));
+    }
+}
+
+impl Parked {
     /// Answers the asks of a call for its client, lets it come to its own end for a while, and cancels it.
-    fn end(&self, parked: Parked, why: &str) {
-        parked.pending.into_iter().for_each(|pending| give_up(pending.ask, why));
-        let mut events = parked.events;
-        self.tasks.spawn("end parked call", async move {
-            let ended = async {
-                while let Some(event) = events.next().await {
-                    if let Event::Asks(round) = event {
-                        round
-                            .asks
-                            .into_iter()
-                            .for_each(|ask| give_up(ask, "the client gave no answer in time"));
-                    }
+    fn end(self, why: &'static str) -> impl Future<Output = ()> + Send + use<> {
+        self.pending.into_iter().for_each(|pending| give_up(pending.ask, why));
+        let mut events = self.events;
+        let ended = async move {
+            while let Some(event) = events.next().await {
+                if let Event::Asks(round) = event {
+                    round.asks.into_iter().for_each(|ask| give_up(ask, why));
                 }
-            };
+            }
+        };
+        async move {
             let _ = tokio::time::timeout(FAREWELL, ended).await;
-        });
+        }
     }
 }
 
 impl Running {
     /// Runs the call to its end, or to the moment when only the client can bring it on.
     async fn run(mut self, emit: &Emitter) -> Event {
+        let mut gathered = Instant::now();
         loop {
             let next = if self.pending.is_empty() {
-                self.events.next().await
+                let next = self.events.next().await;
+                gathered = Instant::now() + GATHER;
+                next
+            } else if Instant::now() >= gathered {
+                return self.park();
             } else {
-                match tokio::time::timeout(GATHER, self.events.next()).await {
+                match tokio::time::timeout_at(gathered, self.events.next()).await {
                     Ok(event) => event,
                     Err(_all_here) => return self.park(),
                 }
@@ -225,10 +256,7 @@ impl Running {
                         emit.emit(event).await;
                     }
                 }
-                None => {
-                    let detail = "no answer".to_owned();
-                    return Event::Fail(Fault::OutcomeUnknown { backend: self.endpoint, detail });
-                }
+                None => return Event::Fail(lost(&self.endpoint)),
             }
         }
     }
@@ -242,6 +270,10 @@ impl Running {
             }
             if self.count >= self.rounds.options.max_rounds {
                 give_up(ask, "the call asks too often (limits.max_rounds)");
+                continue;
+            }
+            if self.pending.len() >= MAX_ASKS {
+                give_up(ask, "the call asks for too much at once");
                 continue;
             }
             self.keys += 1;
@@ -262,7 +294,7 @@ impl Running {
     }
 
     fn seal(&self, continues: &Continues, valid: Duration) -> Bytes {
-        state::seal(&self.rounds.keys, &self.endpoint, &self.call, continues, valid)
+        state::seal(&self.rounds.keys, &self.endpoint.label(), &self.call, continues, valid)
     }
 
     /// Leaves the call waiting, and tells the client what for.
@@ -282,14 +314,10 @@ impl Running {
         let mut all = rounds.parked.lock();
         if all.len() >= limit || rounds.tasks.is_draining() {
             drop(all);
-            let draining = rounds.tasks.is_draining();
-            let fault = if draining {
-                Fault::Draining
-            } else {
-                Fault::Busy { what: "calls that wait for an answer", limit }
-            };
             rounds.end(parked, "the client can't be asked now");
-            return Event::Fail(fault);
+            return Event::Fail(Fault::NotParked {
+                why: if rounds.tasks.is_draining() { Unparked::Draining } else { Unparked::Busy(limit) },
+            });
         }
         all.insert(id, parked);
         Event::Asks(Box::new(Round { asks, resume: Resume::State(Some(state)), source: None }))

@@ -189,17 +189,28 @@ mod tests {
         let good = with_state(r#"{"arguments":{"b":[1.5,"\u00e9"],"a":1},"name":"x"}"#, &state);
         assert_eq!(open(&keys, "e", &call("ann", "tools/call", &good)).unwrap(), inner);
         let other = with_state(r#"{"arguments":{"b":[1.5,"é"],"a":2},"name":"x"}"#, &state);
+        let nested = with_state(r#"{"arguments":{"a":1,"b":[1.5,["é"]]},"name":"x"}"#, &state);
         for (endpoint, principal, method, params) in [
             ("f", "ann", "tools/call", &good),
             ("e", "bob", "tools/call", &good),
             ("e", "ann", "prompts/get", &good),
             ("e", "ann", "tools/call", &other),
+            ("e", "ann", "tools/call", &nested),
         ] {
             assert!(
                 open(&keys, endpoint, &call(principal, method, params)).is_err(),
                 "{endpoint} {principal}"
             );
         }
+    }
+
+    #[test]
+    fn where_a_list_ends_is_part_of_the_call() {
+        let of = |arguments: &str| {
+            digest(&call("ann", "tools/call", &format!(r#"{{"name":"x","arguments":{arguments}}}"#)).request)
+        };
+        assert_ne!(of(r#"{"a":[[1],2]}"#), of(r#"{"a":[[1,2]]}"#));
+        assert_ne!(of(r#"{"a":[1,[2],3]}"#), of(r#"{"a":[1,[2,3]]}"#));
     }
 
     #[test]

@@ -15,12 +15,13 @@ use drawbridge_wire::message::Field;
 use drawbridge_wire::{Id, Message, ProtocolVersion, code, header};
 use http::{HeaderName, HeaderValue, StatusCode};
 use parking_lot::Mutex;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, Semaphore};
 use tokio_util::sync::CancellationToken;
 
 use super::aside::RunningCalls;
 use super::shared::{COURTESY, Shared};
 use crate::answer::{self, Answer, EventStream};
+use crate::answering::Answering;
 use crate::changes::Filter;
 use crate::described::{LegacyConversation, Refused, Replaceable};
 use crate::inbox::Inbox;
@@ -35,6 +36,8 @@ const LAST_EVENT_ID: HeaderName = HeaderName::from_static(header::LAST_EVENT_ID)
 const STREAM_HEAD_TIME: Duration = Duration::from_secs(2);
 /// How long the stream of unasked messages stays when it has no reader and no call is running.
 const STREAM_LINGER: Duration = Duration::from_secs(5);
+/// Messages that are no calls and are on their way to the backend at once.
+const MAX_TELLING: usize = 32;
 /// How often in a row a stream that brings nothing is resumed.
 const MAX_EMPTY_RESUMES: u32 = 8;
 
@@ -81,6 +84,9 @@ pub(super) struct HttpSession {
     running: AtomicUsize,
     /// There was a session before the one that is open: what its listeners missed is not known.
     was_lost: AtomicBool,
+    /// Taken by each message on its way to the backend that is no call: one that asks much must not have as many
+    /// connections opened to it.
+    telling: Semaphore,
     /// Rung when `listening` or `running` may have come to nothing.
     interest: Notify,
     closed: CancellationToken,
@@ -105,6 +111,7 @@ impl HttpSession {
             listening: AtomicBool::new(false),
             running: AtomicUsize::new(0),
             was_lost: AtomicBool::new(false),
+            telling: Semaphore::new(MAX_TELLING),
             interest: Notify::new(),
             closed: CancellationToken::new(),
         })
@@ -341,16 +348,28 @@ impl HttpSession {
     ) -> Result<Reply, Fault> {
         let options = &self.shared.options;
         let mut asks = OpenAsks::default();
+        let answering = Arc::<Answering>::default();
         let mut empty = 0;
         loop {
-            while let Some(message) = stream.next_message(options).await? {
+            loop {
+                let message = match stream.next_message(options).await {
+                    // Not the backend is silent, its client is.
+                    Err(Fault::Timeout { deadline: Deadline::Idle, .. })
+                        if answering.excuses(options.idle_timeout) =>
+                    {
+                        continue;
+                    }
+                    next => next?,
+                };
+                let Some(message) = message else { break };
                 empty = 0;
                 match legacy::incoming(message, &mut asks, |token| self.own_token(token)) {
                     Incoming::Answer(answered, reply) if answered == *id => return Ok(reply),
                     Incoming::Answer(..) | Incoming::Nothing => {}
                     Incoming::Event(event) => emit.emit(event).await,
                     Incoming::Asked(round, ask, answer) => {
-                        self.answer_later(opened, ask, answer, None);
+                        answering.asked();
+                        self.answer_later(opened, ask, answer, AskedBy::Stream(answering.clone()));
                         emit.emit(Event::Asks(round)).await;
                     }
                     Incoming::Ping(pong) => self.tell(opened, pong.bytes().clone()),
@@ -384,15 +403,17 @@ impl HttpSession {
         opened: &Arc<Opened>,
         id: Id,
         answer: tokio::sync::oneshot::Receiver<Message>,
-        aside: Option<AskKey>,
+        asker: AskedBy,
     ) {
         let (session, opened) = (self.clone(), opened.clone());
         self.shared.tasks.spawn_within("answer ask", async move {
             let Some(text) = opened.gone.run_until_cancelled(legacy::answer(&id, answer)).await else {
                 return;
             };
-            if let Some(key) = aside {
-                session.calls.answered(key);
+            match asker {
+                AskedBy::Stream(answering) => answering.answered(),
+                AskedBy::Aside(Some(key)) => session.calls.answered(key),
+                AskedBy::Aside(None) => {}
             }
             // Boxed, so that an answer that is waited for takes no room for its way.
             Box::pin(session.deliver_to_backend(&opened, text)).await;
@@ -407,7 +428,11 @@ impl HttpSession {
     }
 
     async fn deliver_to_backend(&self, opened: &Opened, text: Bytes) {
-        let sent = tokio::time::timeout(COURTESY * 6, self.send(opened, text)).await;
+        let sent = tokio::time::timeout(COURTESY * 6, async {
+            let _turn = self.telling.acquire().await;
+            self.send(opened, text).await
+        })
+        .await;
         if !matches!(sent, Ok(Ok(_))) {
             tracing::warn!(backend.name = %self.shared.options.name, "a message to the backend was not delivered");
         }
@@ -526,7 +551,7 @@ impl HttpSession {
             }
             Incoming::Asked(round, id, answer) => {
                 let key = round.asks.first().map(|ask| ask.key);
-                self.answer_later(opened, id, answer, key);
+                self.answer_later(opened, id, answer, AskedBy::Aside(key));
                 let Some(key) = key else { return };
                 if let Some(round) = self.calls.ask(round, key) {
                     match self.sink() {
@@ -554,6 +579,14 @@ fn is_session_lost(answer: &Answer, opened: &Opened) -> bool {
 fn is_of_the_other_era(status: StatusCode, answer: &Message) -> bool {
     let about_this_hop = [code::HEADER_MISMATCH, code::UNSUPPORTED_PROTOCOL_VERSION];
     status == StatusCode::BAD_REQUEST && about_this_hop.contains(&answer.error_code())
+}
+
+/// On which stream an ask came.
+enum AskedBy {
+    /// That of a call.
+    Stream(Arc<Answering>),
+    /// That of what comes unasked.
+    Aside(Option<AskKey>),
 }
 
 /// A call that asks aside may belong to, while it runs.

@@ -28,6 +28,8 @@ const TOOLS_TTL: Duration = Duration::from_secs(300);
 const MAX_PAGES: usize = 50;
 /// Tasks whose asks are waited for at once.
 const MAX_FOLLOWED: usize = 1024;
+/// What one task asks and has no answer to yet, at most.
+const MAX_ASKS: usize = 64;
 /// How long a client that looks at a task waits for what the task asks.
 const ASK_TIME: Duration = Duration::from_secs(2);
 
@@ -276,12 +278,14 @@ impl SessionTasks {
                 match event {
                     Event::Asks(round) => {
                         for ask in round.asks {
-                            if !client.declares(&ask.request) {
+                            let mut asks = task.asks.lock();
+                            if asks.len() >= MAX_ASKS || !client.declares(&ask.request) {
+                                drop(asks);
                                 rounds::refuse(ask);
                                 continue;
                             }
                             number += 1;
-                            task.asks.lock().push((format!("ask-{number}"), ask));
+                            asks.push((format!("ask-{number}"), ask));
                         }
                     }
                     Event::Withdraw(key) => task.asks.lock().retain(|(_, ask)| ask.key != key),
