@@ -263,7 +263,7 @@ impl Resolving {
                 return Ok(event);
             }
             let call = self.standing.said_with(call.clone());
-            match stateless::run(shared, emit, &call).await {
+            match Box::pin(stateless::run(shared, emit, &call)).await {
                 Ok(event) => {
                     let event = modern::permitted(&call, event, &shared.options);
                     return Ok(self.standing.awaited(emit, &call, event).await);

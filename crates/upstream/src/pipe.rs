@@ -4,6 +4,9 @@
 //! belongs to except the id of an answer and the progress token, so the rest is for the whole conversation: a
 //! backend's ask goes to the call in flight if there is exactly one, else to whoever takes what comes unasked.
 
+mod channel;
+mod waiting;
+
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -18,62 +21,16 @@ use drawbridge_core::{Answers, Client, Conversation, Description, Fault, Retry, 
 use drawbridge_wire::message::Field;
 use drawbridge_wire::{Edit, Id, Message, method};
 use parking_lot::Mutex;
-use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
-use crate::answering::Answering;
 use crate::changes::Filter;
 use crate::described::{LegacyConversation, Refused, Replaceable};
 use crate::legacy::{self, Handshake, OpenAsks};
 use crate::modern;
 use crate::options::Options;
 use crate::restore::Restore;
-
-/// Makes channels to one backend.
-#[async_trait]
-pub(crate) trait Carrier: Send + Sync {
-    /// Opens a channel on which `dialect` will be spoken. May wait for its turn.
-    async fn connect(&self, dialect: Dialect) -> Result<Channel, Fault>;
-
-    /// A channel without calls is closed after this long; `None`: never.
-    fn idle_stop(&self) -> Option<Duration>;
-
-    /// Hears that a channel has ended by itself, after how long and how.
-    fn ended(&self, _uptime: Duration, _status: &str) {}
-}
-
-/// An open channel.
-pub(crate) struct Channel {
-    pub(crate) sender: Arc<dyn Sender>,
-    pub(crate) receiver: Box<dyn Receiver>,
-}
-
-/// The way to the backend.
-#[async_trait]
-pub(crate) trait Sender: Send + Sync {
-    /// Sends one message. An error means that the backend did not get it.
-    async fn send(&self, message: Bytes) -> Result<(), Fault>;
-}
-
-/// The way from the backend.
-#[async_trait]
-pub(crate) trait Receiver: Send {
-    /// The next message.
-    async fn receive(&mut self) -> Received;
-
-    /// Closes the channel in good order. If it has ended by itself, the carrier hears of it.
-    async fn close(self: Box<Self>, carrier: &dyn Carrier);
-}
-
-/// What comes from a backend.
-pub(crate) enum Received {
-    /// A text that should be a message.
-    Message(Bytes),
-    /// A message over the limit; its beginning may tell whose it is.
-    TooLarge(Bytes),
-    /// Nothing more will come; why.
-    Closed(String),
-}
+pub(crate) use channel::{Carrier, Channel, Received, Receiver, Sender};
+use waiting::{Slot, Waiting, asking_call, finish, id_in, next_event, number, only_call, to_call};
 
 /// Which dialect is spoken over the channel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -82,28 +39,12 @@ pub(crate) enum Dialect {
     Modern,
 }
 
-/// A call waiting for its events.
-struct Waiting {
-    events: mpsc::Sender<Event>,
-    done: Option<oneshot::Sender<Event>>,
-    /// The client's own progress token.
-    token: Option<Bytes>,
-    /// A listen is not a call that a backend could be asking for.
-    is_listen: bool,
-    /// What was asked because of it and not answered yet.
-    asked: usize,
-    answering: Arc<Answering>,
-}
-
 /// Whether the client of a listen has its acknowledgement, which it gets once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Acknowledged {
     No,
     Yes,
 }
-
-/// Events of a call that its reader has not taken yet; what comes on top is dropped.
-const MAX_QUEUED_EVENTS: usize = 256;
 
 struct Connection {
     sender: Arc<dyn Sender>,
@@ -584,116 +525,6 @@ impl Pipe {
         match self.dialect {
             Dialect::Legacy => legacy::outgoing(call, &id),
             Dialect::Modern => modern::outgoing(&call.request, &id, &call.client, Some(id.literal())),
-        }
-    }
-}
-
-/// The next event of a call: those before the answer first, the answer last.
-async fn next_event(
-    events: &mut mpsc::Receiver<Event>,
-    done: &mut oneshot::Receiver<Event>,
-) -> Option<Event> {
-    if let Ok(event) = events.try_recv() {
-        return Some(event);
-    }
-    tokio::select! {
-        biased;
-        Some(event) = events.recv() => Some(event),
-        last = done => last.ok(),
-    }
-}
-
-fn to_call(connection: &Connection, number: u64, event: Event) {
-    let calls = connection.calls.lock();
-    if let Some(waiting) = calls.get(&number)
-        && waiting.events.try_send(event).is_err()
-    {
-        tracing::debug!("a notification was dropped: its call's reader is too slow");
-    }
-}
-
-fn finish(waiting: &mut Waiting, event: Event) {
-    if let Some(done) = waiting.done.take() {
-        // Nobody may be waiting any more.
-        let _ = done.send(event);
-    }
-}
-
-/// The one call in flight, if it is the only one.
-fn only_call(calls: &HashMap<u64, Waiting>) -> Option<u64> {
-    let mut running = calls.iter().filter(|(_, w)| !w.is_listen).map(|(n, _)| *n);
-    running.next().filter(|_| running.next().is_none())
-}
-
-/// The call that an ask is from: the only one, or the only one that waits for no answer. Notes that it asks.
-fn asking_call(calls: &mut HashMap<u64, Waiting>) -> Option<u64> {
-    let only = only_call(calls);
-    let mut free = calls.iter().filter(|(_, w)| !w.is_listen && w.asked == 0).map(|(n, _)| *n);
-    let number = only.or_else(|| free.next().filter(|_| free.next().is_none()))?;
-    let asking = calls.get_mut(&number)?;
-    asking.asked += 1;
-    asking.answering.asked();
-    Some(number)
-}
-
-fn number(literal: &[u8]) -> Option<u64> {
-    std::str::from_utf8(literal).ok()?.parse().ok()
-}
-
-/// The id in the first bytes of a message, where it stands before the result.
-fn id_in(head: &[u8]) -> Option<u64> {
-    let head = std::str::from_utf8(head).ok()?;
-    let end = head.find("\"result\"").or_else(|| head.find("\"params\""))?;
-    let rest = head[..end].split_once("\"id\"")?.1.trim_start().strip_prefix(':')?.trim_start();
-    rest.split(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
-}
-
-/// A place among the waiting calls. Dropping it cancels the call at the backend.
-struct Slot {
-    pipe: Arc<Pipe>,
-    connection: Arc<Connection>,
-    number: u64,
-    answering: Arc<Answering>,
-    armed: bool,
-}
-
-impl Slot {
-    fn take(
-        pipe: &Arc<Pipe>,
-        connection: &Arc<Connection>,
-        number: u64,
-        token: Option<Bytes>,
-        is_listen: bool,
-    ) -> (Self, mpsc::Receiver<Event>, oneshot::Receiver<Event>) {
-        let (events, events_rx) = mpsc::channel(MAX_QUEUED_EVENTS);
-        let (done, done_rx) = oneshot::channel();
-        let answering = Arc::<Answering>::default();
-        let excuse = answering.clone();
-        let waiting = Waiting { events, done: Some(done), token, is_listen, asked: 0, answering };
-        // A channel that ended has forgotten its calls; one that joins later would wait for ever.
-        let mut calls = connection.calls.lock();
-        if !connection.gone.is_cancelled() {
-            calls.insert(number, waiting);
-        }
-        drop(calls);
-        let (pipe, connection) = (pipe.clone(), connection.clone());
-        let slot = Self { pipe, connection, number, answering: excuse, armed: true };
-        (slot, events_rx, done_rx)
-    }
-
-    /// The call has ended by itself.
-    fn forget(mut self) {
-        self.armed = false;
-    }
-}
-
-impl Drop for Slot {
-    fn drop(&mut self) {
-        self.connection.calls.lock().remove(&self.number);
-        *self.connection.used.lock() = Instant::now();
-        if self.armed && !self.connection.gone.is_cancelled() {
-            let id = Id::from_number(self.number);
-            self.pipe.tell(&self.connection, legacy::cancelled(&id).bytes().clone());
         }
     }
 }

@@ -1,5 +1,7 @@
 //! A session with a legacy backend over Streamable HTTP: handshake, calls, the stream of what comes unasked.
 
+mod guards;
+
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
@@ -24,9 +26,9 @@ use crate::answer::{self, Answer, EventStream};
 use crate::answering::Answering;
 use crate::changes::Filter;
 use crate::described::{LegacyConversation, Refused, Replaceable};
-use crate::inbox::Inbox;
 use crate::legacy::{self, Handshake, Incoming, OpenAsks};
 use crate::restore::Restore;
+use guards::{CancelGuard, Entered, RunningGuard, TokenGuard};
 
 const SESSION_ID: HeaderName = HeaderName::from_static(header::SESSION_ID);
 const PROTOCOL_VERSION: HeaderName = HeaderName::from_static(header::PROTOCOL_VERSION);
@@ -258,11 +260,13 @@ impl HttpSession {
     /// Runs a call, and emits what is asked aside because of it.
     async fn run(self: &Arc<Self>, emit: &Emitter, call: &Call, refused: &Refused) -> Result<Event, Fault> {
         let id = self.next_id();
-        if !self.client.can_be_asked() {
-            return self.exchange(emit, call, id, refused).await;
+        let entered = self.client.can_be_asked().then(|| Entered::new(self, &id));
+        // Boxed, so that there is room for it once.
+        let exchange = Box::pin(self.exchange(emit, call, id, refused));
+        match &entered {
+            Some(entered) => entered.inbox.beside(emit, exchange).await,
+            None => exchange.await,
         }
-        let entered = Entered::new(self, &id);
-        entered.inbox.beside(emit, Box::pin(self.exchange(emit, call, id, refused))).await
     }
 
     async fn exchange(
@@ -587,88 +591,6 @@ enum AskedBy {
     Stream(Arc<Answering>),
     /// That of what comes unasked.
     Aside(Option<AskKey>),
-}
-
-/// A call that asks aside may belong to, while it runs.
-struct Entered {
-    session: Arc<HttpSession>,
-    id: Id,
-    inbox: Arc<Inbox>,
-}
-
-impl Entered {
-    fn new(session: &Arc<HttpSession>, id: &Id) -> Self {
-        Self { session: session.clone(), id: id.clone(), inbox: session.calls.enter(id) }
-    }
-}
-
-impl Drop for Entered {
-    fn drop(&mut self) {
-        self.session.calls.leave(&self.id);
-    }
-}
-
-/// Counts a call while it runs.
-struct RunningGuard(Arc<HttpSession>);
-
-impl RunningGuard {
-    fn new(session: &Arc<HttpSession>) -> Self {
-        session.running.fetch_add(1, Ordering::AcqRel);
-        Self(session.clone())
-    }
-}
-
-impl Drop for RunningGuard {
-    fn drop(&mut self) {
-        if self.0.running.fetch_sub(1, Ordering::AcqRel) == 1 {
-            self.0.interest.notify_waiters();
-        }
-    }
-}
-
-/// Keeps a progress token known while its call runs.
-struct TokenGuard {
-    session: Arc<HttpSession>,
-    key: Bytes,
-}
-
-impl TokenGuard {
-    fn new(session: &Arc<HttpSession>, id: &Id, own: Bytes) -> Self {
-        session.tokens.lock().insert(id.literal().clone(), own);
-        Self { session: session.clone(), key: id.literal().clone() }
-    }
-}
-
-impl Drop for TokenGuard {
-    fn drop(&mut self) {
-        self.session.tokens.lock().remove(&self.key);
-    }
-}
-
-/// Tells the backend when nobody waits for a call any more.
-struct CancelGuard {
-    session: Arc<HttpSession>,
-    opened: Arc<Opened>,
-    id: Id,
-    armed: bool,
-}
-
-impl CancelGuard {
-    fn new(session: &Arc<HttpSession>, opened: &Arc<Opened>, id: &Id) -> Self {
-        Self { session: session.clone(), opened: opened.clone(), id: id.clone(), armed: true }
-    }
-
-    fn disarm(&mut self) {
-        self.armed = false;
-    }
-}
-
-impl Drop for CancelGuard {
-    fn drop(&mut self) {
-        if self.armed && !self.opened.gone.is_cancelled() {
-            self.session.tell(&self.opened, legacy::cancelled(&self.id).bytes().clone());
-        }
-    }
 }
 
 #[async_trait]
