@@ -15,8 +15,10 @@ use crate::listener::{Workers, bind};
 use crate::seal_key;
 use crate::wiring::{Wired, Work, wire};
 
-/// How often forgotten things are looked for.
-const SWEEP: Duration = Duration::from_secs(5);
+/// How often calls are looked for whose clients took too long to answer.
+const TICK: Duration = Duration::from_secs(1);
+/// Every so many ticks all other forgotten things are looked for.
+const SWEEP_TICKS: u64 = 5;
 /// What backends get to end in order, after their calls have.
 const BACKEND_TIME: Duration = Duration::from_secs(15);
 
@@ -104,10 +106,14 @@ impl Gateway {
     fn sweep_now_and_then(&self) {
         let (wired, tasks) = (self.wired.clone(), self.work.clients.clone());
         self.work.clients.spawn("sweep", async move {
-            loop {
+            for tick in 1u64.. {
                 tokio::select! {
-                    () = tokio::time::sleep(SWEEP) => {}
+                    () = tokio::time::sleep(TICK) => {}
                     () = tasks.draining() => return,
+                }
+                wired.front.sweep_rounds();
+                if !tick.is_multiple_of(SWEEP_TICKS) {
+                    continue;
                 }
                 wired.front.sweep();
                 wired.events.sweep();

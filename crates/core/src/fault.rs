@@ -129,6 +129,8 @@ pub enum Fault {
     NotParked { why: Unparked },
     #[error("the client gave no answer to {asked} within limits.answer_timeout")]
     NoAnswer { asked: String },
+    #[error("the call needs {asked}, which the client refused: {said}")]
+    ClientRefused { asked: String, said: String },
     /// An error that is answered as it is.
     #[error("{}", .0.message)]
     Rpc(RpcError),
@@ -148,6 +150,7 @@ impl Fault {
             Self::Busy { .. } => "busy",
             Self::Draining => "draining",
             Self::NoAnswer { .. } => "no_answer",
+            Self::ClientRefused { .. } => "client_refused",
             Self::NotParked { why } => match why {
                 Unparked::Busy(_) => "busy",
                 Unparked::Draining => "draining",
@@ -157,7 +160,7 @@ impl Fault {
     }
 
     /// All codes, for the documentation test.
-    pub const CODES: [&'static str; 10] = [
+    pub const CODES: [&'static str; 11] = [
         "backend_unreachable",
         "backend_not_started",
         "backend_timeout",
@@ -168,13 +171,14 @@ impl Fault {
         "busy",
         "draining",
         "no_answer",
+        "client_refused",
     ];
 
     /// Who has to act.
     pub fn blame(&self) -> Blame {
         match self {
             Self::Busy { .. } | Self::Draining | Self::NotParked { .. } => Blame::Gateway,
-            Self::Rpc(_) | Self::NoAnswer { .. } => Blame::Caller,
+            Self::Rpc(_) | Self::NoAnswer { .. } | Self::ClientRefused { .. } => Blame::Caller,
             _ => Blame::Backend,
         }
     }
@@ -191,7 +195,8 @@ impl Fault {
             | Self::BadAnswer { .. }
             | Self::OutcomeUnknown { .. }
             | Self::NotParked { .. }
-            | Self::NoAnswer { .. } => Retry::Unsafe,
+            | Self::NoAnswer { .. }
+            | Self::ClientRefused { .. } => Retry::Unsafe,
             Self::Refused { .. } | Self::TooLarge { .. } | Self::Rpc(_) => Retry::Useless,
         }
     }

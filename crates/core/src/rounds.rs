@@ -192,9 +192,30 @@ pub fn answer_of(ask: &Message, answer: Option<&Message>) -> Result<Bytes, Fault
         return Ok(Bytes::from_static(br#"{"action":"cancel"}"#));
     }
     let Some(error) = answer else { return Err(Fault::NoAnswer { asked: asked.into_owned() }) };
-    let said = error.text(Field::ErrorMessage).unwrap_or_default();
-    let message = format!("the call needs {asked}, which the client refused: {said}");
-    Err(Fault::Rpc(RpcError::new(code::INTERNAL_ERROR, message)))
+    let said = error.text(Field::ErrorMessage).unwrap_or_default().into_owned();
+    Err(Fault::ClientRefused { asked: asked.into_owned(), said })
+}
+
+/// Whether `result` is an answer to `ask` in its outer form. What is in a form or a message is for the backend to judge.
+pub fn is_answer(ask: &Message, result: &[u8]) -> bool {
+    if !result.starts_with(b"{") {
+        return false;
+    }
+    let member = |key| json::member(result, key);
+    match ask.method().as_ref() {
+        method::ELICITATION_CREATE => {
+            let action = member("action").and_then(json::decode_string);
+            matches!(action.as_deref(), Some("accept" | "decline" | "cancel"))
+                && member("content").is_none_or(|content| content.starts_with(b"{") || content == b"null")
+        }
+        method::SAMPLING_CREATE_MESSAGE => {
+            member("role").is_some_and(|role| role.starts_with(b"\""))
+                && member("content")
+                    .is_some_and(|content| content.starts_with(b"{") || content.starts_with(b"["))
+        }
+        method::ROOTS_LIST => member("roots").is_some_and(|roots| roots.starts_with(b"[")),
+        _ => true,
+    }
 }
 
 /// Answers a live ask that will have no answer: as a user would who closes the form, or by an error.

@@ -96,6 +96,10 @@ impl Front {
     /// Ends what was not used for long. To be called now and then.
     pub fn sweep(&self) {
         self.0.legacy.sweep();
+    }
+
+    /// Ends calls whose clients took too long to answer. To be called often: they have been told when.
+    pub fn sweep_rounds(&self) {
         self.0.rounds.sweep();
     }
 

@@ -211,6 +211,11 @@ async fn r082_malformed_answers_are_refused_and_the_call_waits_on() {
         let answer = modern.call("tools/call", retry(&params, bad.clone(), &asked)).await;
         assert_eq!(answer["error"]["code"], -32602, "{bad}: {answer}");
     }
+    for bad in [json!({}), json!({ "action": "yes" }), json!({ "action": "accept", "content": "x" })] {
+        let bad = json!({ key.as_str(): bad });
+        let answer = modern.call("tools/call", retry(&params, bad, &asked)).await;
+        assert!(message(&answer).contains("elicitation/create"), "it says what is wrong: {answer}");
+    }
     let answer = modern.call("tools/call", retry(&params, json!({ key: accept("1") }), &asked)).await;
     assert_eq!(heard(&answer).len(), 1);
 }
@@ -293,6 +298,7 @@ async fn r085_a_call_whose_client_never_comes_back_is_answered_cancelled_and_for
     let late = modern.call("tools/call", retry(&params, json!({ key: accept("1") }), &asked)).await;
     assert_eq!(late["error"]["code"], -32602);
     assert!(message(&late).contains("expired"), "{late}");
+    assert_eq!(crate::backends::fault(&late), ("outcome_unknown", "unsafe"));
     assert_eq!(planned.begun(), 1);
 }
 
@@ -561,4 +567,33 @@ async fn the_log_level_of_a_stateless_request_is_set_in_the_session_of_the_backe
             assert_eq!(logs, expected, "{transport} {level:?}: {messages:?}");
         }
     }
+}
+
+#[tokio::test]
+async fn a_retry_after_a_restart_is_not_told_to_call_again_without_a_look() {
+    let planned = Planned::start().await;
+    let gateway = in_front_of(&planned.backend, "era: legacy", "").await;
+    let params = plan(&json!([{ "ask": 1 }, { "await": 1 }]));
+    let asked = asked(&modern(&gateway).call("tools/call", params.clone()).await);
+    let gateway = gateway.restart_after_kill().await;
+    let key = keys(&asked).remove(0);
+    let answer =
+        modern(&gateway).call("tools/call", retry(&params, json!({ key: accept("1") }), &asked)).await;
+    assert_eq!(answer["error"]["code"], -32602);
+    assert_eq!(crate::backends::fault(&answer), ("outcome_unknown", "unsafe"));
+    assert_eq!(planned.begun(), 1);
+}
+
+#[tokio::test]
+async fn calls_whose_time_is_over_make_room_at_once() {
+    let planned = Planned::start().await;
+    let limits = "limits: { max_parked_calls: 1, answer_timeout: 300ms }";
+    let gateway = in_front_of(&planned.backend, "era: legacy", limits).await;
+    let modern = modern(&gateway);
+    let params = plan(&json!([{ "ask": 1 }, { "await": 1 }]));
+    asked(&modern.call("tools/call", params.clone()).await);
+    eventually(PATIENCE, async || {
+        modern.call("tools/call", params.clone()).await["result"]["resultType"] == "input_required"
+    })
+    .await;
 }

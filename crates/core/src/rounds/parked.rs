@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::state::{self, Continues};
-use super::{Pending, RoundOptions, give_up, lost, may_ask, refuse};
+use super::{Pending, RoundOptions, give_up, is_answer, lost, may_ask, refuse};
 use crate::call::{Ask, Call, Emitter, Event, Events, Resume, Round, generate, once};
 use crate::endpoint::{Conversing, Endpoint};
 use crate::fault::{Fault, Unparked};
@@ -147,9 +147,13 @@ impl Rounds {
         // One that comes too late is left where it is: its asks have still to be answered.
         let waiting = parked.get(&id).filter(|parked| Instant::now() < parked.until);
         let known = &waiting.ok_or_else(state::expired)?.pending;
-        let given = known.iter().filter_map(|pending| answers.get(pending.key.as_str()));
-        if given.into_iter().any(|value| !value.starts_with(b"{")) {
-            return Err(malformed());
+        let is_malformed = |pending: &&Pending| {
+            let answer = answers.get(pending.key.as_str());
+            answer.is_some_and(|answer| !is_answer(&pending.ask.request, answer))
+        };
+        if let Some(pending) = known.iter().find(is_malformed) {
+            let (key, asked) = (&pending.key, pending.ask.request.method());
+            return Err(Fault::invalid_params(format!("inputResponses.{key} is no result of {asked}")));
         }
         parked.remove(&id).ok_or_else(state::expired)
     }
@@ -201,6 +205,9 @@ impl Rounds {
     /// Ends all that wait. Resolves once they have come to an end, for which the ways to their backends must be open.
     pub async fn close(&self) {
         let all = std::mem::take(&mut *self.parked.lock());
+        if !all.is_empty() {
+            tracing::warn!(calls = all.len(), "calls that waited for an answer of their clients are ended");
+        }
         join_all(all.into_values().map(|parked| parked.end("the gateway is shutting down"))).await;
     }
 
@@ -311,6 +318,10 @@ impl Running {
             until: Instant::now() + rounds.options.answer_timeout,
         };
         let limit = rounds.options.max_parked;
+        if rounds.count() >= limit {
+            // Those whose time is over need not wait for their turn to be ended.
+            rounds.sweep();
+        }
         let mut all = rounds.parked.lock();
         if all.len() >= limit || rounds.tasks.is_draining() {
             drop(all);

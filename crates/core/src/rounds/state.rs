@@ -4,7 +4,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use drawbridge_wire::message::Field;
-use drawbridge_wire::{Message, json};
+use drawbridge_wire::{Message, RpcError, code, json};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use serde_json::value::RawValue;
@@ -94,11 +94,12 @@ pub(super) fn open(keys: &KeyRing, endpoint: &str, call: &Call) -> Result<Contin
     }
 }
 
-/// The error for a state whose call waits no more.
+/// The error for a state whose call waits no more. What it had done when it asked is not known here.
 pub(super) fn expired() -> Fault {
-    Fault::invalid_params(
-        "the requestState has expired or was used already; send the request anew, without it",
-    )
+    let what = "the requestState has expired, was used already, or its call was lost: the call may have been executed, \
+                so look before you send it anew, without the requestState";
+    let data = r#"{"code":"outcome_unknown","retry":"unsafe"}"#;
+    Fault::Rpc(RpcError::new(code::INVALID_PARAMS, what).with_data(data))
 }
 
 /// What makes two requests the same call: the method and all parameters but those of the retry.

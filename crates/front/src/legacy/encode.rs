@@ -69,7 +69,7 @@ pub(super) fn event(session: &Session, call: &InFlight, method: &str, event: Eve
         Event::Done(reply) => one(last(answer(session.client(), &call.id, method, &reply))),
         Event::Fail(fault) => {
             tracing::warn!(
-                error.code = fault.code(), mcp.method = method, rpc.id = ?call.id.literal(), client = %session.client().principal.as_str(),
+                error.code = fault.code(), mcp.method = method, rpc.id = ?String::from_utf8_lossy(call.id.literal()), client = %session.client().principal.as_str(),
                 error.message = ?fault.to_string(), "call failed"
             );
             one(last(failure(call, &fault)))

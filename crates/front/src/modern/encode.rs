@@ -30,6 +30,8 @@ pub(super) struct Out {
 /// Writes the events of one call.
 pub(super) struct Encoder {
     id: Id,
+    /// The method, raw JSON.
+    method: bytes::Bytes,
     is_listen: bool,
     cacheable: bool,
     log_level: Option<usize>,
@@ -42,6 +44,7 @@ impl Encoder {
         let method = request.method();
         Self {
             id,
+            method: request.slice(Field::Method).unwrap_or_default(),
             is_listen: method == method::LISTEN,
             cacheable: CACHEABLE.contains(&method.as_ref()),
             capabilities: request.slice(Field::MetaClientCapabilities).unwrap_or_default(),
@@ -65,7 +68,11 @@ impl Encoder {
             Event::Done(reply) if reply.is_error() => Some(self.error(&reply)),
             Event::Done(reply) => out(self.result(&reply), true),
             Event::Fail(fault) => {
-                tracing::warn!(error.code = fault.code(), error.message = ?fault.to_string(), "call failed");
+                let method = json::decode_string(&self.method).unwrap_or_default();
+                tracing::warn!(
+                    error.code = fault.code(), mcp.method = %method, rpc.id = ?String::from_utf8_lossy(self.id.literal()),
+                    error.message = ?fault.to_string(), "call failed"
+                );
                 let error = fault.to_rpc_error();
                 let status = status_of(error.code);
                 let payload = Payload::from(error.to_message(Some(&self.id)).bytes().clone());

@@ -300,14 +300,22 @@ impl SessionTasks {
     }
 
     async fn update(self: &Arc<Self>, call: &Call, id: &str) -> Result<Event, Fault> {
-        let malformed =
-            || Fault::invalid_params("inputResponses must be an object whose members are objects");
+        let malformed = || {
+            Fault::invalid_params(
+                "inputResponses must be an object whose members are results of what was asked",
+            )
+        };
         let answers = call.request.raw(Field::InputResponses).ok_or_else(malformed)?;
         let answers = json::members(answers).ok().ok_or_else(malformed)?;
-        if answers.iter().any(|(_, answer)| !answer.starts_with(b"{")) {
+        let followed = self.followed.lock().get(id).cloned();
+        let known = |key: &str, answer: &[u8]| {
+            let asks = followed.as_ref().map(|followed| followed.asks.lock());
+            let ask = asks.as_ref().and_then(|asks| asks.iter().find(|(own, _)| own == key));
+            ask.map_or(answer.starts_with(b"{"), |(_, ask)| rounds::is_answer(&ask.request, answer))
+        };
+        if !answers.iter().all(|(key, answer)| known(key, answer)) {
             return Err(malformed());
         }
-        let followed = self.followed.lock().get(id).cloned();
         let Some(followed) = followed else {
             // It waits for nothing that anybody could answer; whether it exists the backend knows.
             let state = self.ask(self.request(&call.client, method::TASKS_GET, id)).await?;

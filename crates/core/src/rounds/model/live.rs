@@ -306,7 +306,7 @@ impl Model {
                 Answer::Result => Ok(result),
                 // A form that fails counts as one that was closed.
                 _ if ask.kind == 0 => Ok(json!({ "action": "cancel" })),
-                Answer::Error => Err("fail rpc -32603"),
+                Answer::Error => Err("fail client_refused -32603"),
                 Answer::Nothing => Err("fail no_answer -32603"),
             });
         }

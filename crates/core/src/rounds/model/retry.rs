@@ -329,7 +329,8 @@ impl Model {
             };
         let mut params = life.params.clone();
         params["_meta"] = token.map_or(json!({}), |token| json!({ "progressToken": token }));
-        let answer = |at: usize| json!({ "v": [number, at] });
+        // A result of whatever was asked.
+        let answer = |at: usize| json!({ "action": "accept", "role": "user", "content": {}, "roots": [], "v": [number, at] });
         let count = match given {
             Given::Nothing | Given::Unknown => 0,
             Given::First => 1,
