@@ -9,8 +9,8 @@ use serde_saphyr::Error;
 
 use super::mcp_json;
 use super::position::{Position, Positions, alias_limits, is_within, join};
-use super::problem::{Problem, Problems, suggest};
-use super::raw;
+use super::problem::{Problem, Problems, nearest, suggest};
+use super::{raw, schema};
 
 /// The largest file that is read.
 pub(super) const MAX_FILE_BYTES: u64 = 1 << 20;
@@ -223,7 +223,12 @@ fn describe(error: &Error, path: &str) -> (String, String, String) {
     let (message, hint) = match error {
         Error::SerdeUnknownField { field, expected, .. } => {
             let path = if path.is_empty() { field } else { path };
-            return (path.to_owned(), "unknown key".to_owned(), suggest(field, expected.iter().copied()));
+            let near = nearest(field, expected).is_some();
+            let hint = match schema::place_of(field).filter(|_| !near) {
+                Some(place) => format!("it belongs under `{place}`"),
+                None => suggest(field, expected.iter().copied()),
+            };
+            return (path.to_owned(), "unknown key".to_owned(), hint);
         }
         Error::SerdeMissingField { field, .. } => {
             return (join(path, field), "this key is required".to_owned(), format!("add `{field}`"));
@@ -316,6 +321,7 @@ fn plain_words(expected: &str) -> &str {
         "a nonzero usize" => "a whole number above 0",
         "a sequence" | "sequence start" => "a list",
         "a map" | "mapping start" => "a mapping",
+        "string scalar" => "a single value",
         expected if expected.starts_with("struct ") => "a mapping",
         expected => expected,
     }

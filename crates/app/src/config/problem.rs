@@ -90,8 +90,11 @@ pub(super) fn suggest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) 
     }
 }
 
-/// The known word that a slip of the pen turns into `word`: at most one slip in three letters.
-fn nearest<'a>(word: &str, known: &[&'a str]) -> Option<&'a str> {
+/// The known word that a slip of the pen turns into `word`: at most one slip in three letters, or the end left out.
+pub(super) fn nearest<'a>(word: &str, known: &[&'a str]) -> Option<&'a str> {
+    if let Some(longer) = known.iter().find(|candidate| word.len() > 4 && candidate.starts_with(word)) {
+        return Some(longer);
+    }
     let limit = (word.chars().count() / 3).min(3);
     known
         .iter()

@@ -23,6 +23,30 @@ broken_files! {
           hint: use one of: deadline
     "#;
 
+    unknown_key_that_lacks_its_end = "limits:\n  max_parked: 3\n"
+    says r#"
+        drawbridge.yaml:2:3: limits.max_parked: unknown key
+          hint: did you mean `max_parked_calls`?
+    "#;
+
+    a_key_of_another_section_at_the_top = "answer_timeout: 5m\n"
+    says r#"
+        drawbridge.yaml:1:1: answer_timeout: unknown key
+          hint: it belongs under `limits`
+    "#;
+
+    a_key_of_backends_under_limits = "limits:\n  session_scope: none\n"
+    says r#"
+        drawbridge.yaml:2:3: limits.session_scope: unknown key
+          hint: it belongs under `backends.NAME`
+    "#;
+
+    a_mapping_in_place_of_a_single_value = "backends:\n  t:\n    url: http://a/mcp\n    cache: { ttl: 5s }\n"
+    says r#"
+        drawbridge.yaml:4:12: backends.t.cache: not the right kind of value
+          hint: write a single value
+    "#;
+
     unknown_key_of_a_backend = "backends:\n  tickets:\n    url: http://a/mcp\n    timeuot: 2s\n"
     says r#"
         drawbridge.yaml:4:5: backends.tickets.timeuot: unknown key
