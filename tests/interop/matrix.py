@@ -307,6 +307,7 @@ def main():
     ROOT.mkdir(); (ROOT / "a.txt").write_text("hello from a file\n"); subprocess.run(["git", "init", "-q", REPO], check=True)
     exe = binary()
     if not exe and not o.direct: raise SystemExit("no gateway: cargo build --release, or set DRAWBRIDGE to the binary")
+    if exe: os.environ["DRAWBRIDGE"] = exe                 # children have another working directory
     if exe is None: known = {n: s for n, s in known.items() if not n.startswith("demo")}
     known = {n: (e, k, [exe if c == "DRAWBRIDGE" else c for c in cmd], spec) for n, (e, k, cmd, spec) in known.items()}
     clients, names = picked(CLIENTS, o.clients), picked(known, o.servers)
