@@ -21,7 +21,9 @@ ON = {"on": True}
 
 # (client glob, server glob, feature glob): why it is skipped
 BIG = "this SDK takes no SSE event over 1 MiB, and this server answers with events"
+ONCE = "asks once after initialize and remembers; stateless clients of one principal share that session (docs/bridging.md)"
 KNOWN = {
+    ("*-modern", "npm-*", "roots"): ONCE, ("*-auto", "npm-*", "roots"): ONCE,
     ("py2-legacy", "es-*", "big"): BIG, ("py2-auto", "es-legacy", "big"): BIG, ("py2-auto", "es-push-get", "big"): BIG,
 }
 
