@@ -595,3 +595,16 @@ async fn clients_of_both_eras_share_what_a_legacy_program_allows() {
     }
     assert!(python.started().len() <= 2, "one for the session, one for all without");
 }
+
+#[tokio::test]
+async fn a_stateless_program_that_ends_at_a_handshake_is_asked_for_one_only_once() {
+    let python = Python::new(&[("ERA", "modern"), ("NO_SESSIONS", "exit")]);
+    let gateway = python.behind("", "").await;
+    // Clients that can be asked something would rather have a session.
+    for capabilities in [json!({ "elicitation": {} }), json!({ "sampling": {} }), json!({ "roots": {} })] {
+        let session = Session::open(&gateway.client(), "/mcp", "2025-11-25", capabilities).await;
+        assert_eq!(text(&session.tool("echo", json!({ "text": "here" })).await), "here");
+    }
+    let handshakes = python.received().iter().filter(|m| m["method"] == "initialize").count();
+    assert_eq!((handshakes, python.started().len()), (1, 2));
+}

@@ -5,6 +5,7 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use drawbridge_core::backend::Unsolicited;
@@ -22,6 +23,9 @@ use crate::inbox::Inbox;
 use crate::legacy;
 use crate::modern;
 use crate::tasks::session::SessionTasks;
+
+/// How long the backend may take to say whether it tells of a resource.
+const SUBSCRIBE_TIME: Duration = Duration::from_secs(10);
 
 /// A session that several clients share, and those of them who listen.
 pub(crate) struct SharedSession {
@@ -173,12 +177,16 @@ impl SharedSession {
         let client = self.client.clone();
         let call = Call { request, client, params_headers: smallvec::SmallVec::new() };
         let mut events = self.session.clone().call(call);
-        while let Some(event) = events.next().await {
-            if let Event::Done(reply) = event {
-                return !reply.is_error();
+        let done = async {
+            while let Some(event) = events.next().await {
+                if let Event::Done(reply) = event {
+                    return !reply.is_error();
+                }
             }
-        }
-        false
+            false
+        };
+        // Other listeners wait their turn meanwhile.
+        tokio::time::timeout(SUBSCRIBE_TIME, done).await.unwrap_or(false)
     }
 }
 

@@ -383,7 +383,13 @@ impl StdioBackend {
             Ok(_) => Some(session),
             Err(fault) => {
                 session.close().await;
-                if matches!(fault, Fault::BadAnswer { .. }) {
+                // Whether it refuses, ends or is silent: asked again it would cost another process, and a back-off that
+                // all others have to wait for. Only a want of room says nothing about the program.
+                let no_room = matches!(
+                    fault,
+                    Fault::Busy { .. } | Fault::Draining | Fault::Timeout { deadline: Deadline::Queue, .. }
+                );
+                if !no_room {
                     tracing::info!(backend.name = %self.launcher.options.name, "the program has no sessions: {fault}");
                     self.refuses_sessions.store(true, Ordering::Relaxed);
                 }

@@ -2,7 +2,7 @@
 
 Settings come from the environment: ERA (legacy, modern), PROBE (how server/discover is answered before a handshake),
 RECORD (a file that gets a line for each thing that happens), STUBBORN (ignores the end of stdin and SIGTERM), SILENT
-(doesn't answer the handshake).
+(doesn't answer the handshake), NO_SESSIONS=exit (ends at a handshake).
 """
 
 import json
@@ -146,6 +146,8 @@ def take(message):
         })
     if method == "initialize" and SILENT:
         return None
+    if method == "initialize" and os.environ.get("NO_SESSIONS") == "exit":
+        os._exit(1)
     if method == "initialize" and ERA == "legacy":
         STATE["initialized"] = True
         return result(id, {
