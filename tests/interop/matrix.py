@@ -343,6 +343,7 @@ def main():
         for f, v in (r or {}).items():
             if not v.startswith("FAIL"): continue
             why = next((why for k, why in KNOWN.items() if all(fnmatch.fnmatch(x, g) for x, g in zip((c, s, f), k))), None)
+            if why == ONCE and not ("not asked" in v and ROOT.as_uri() in v): why = None   # it has to know the roots all the same
             d = None if why or o.direct else direct(c, s)
             if d and d.get("connect", "ok") == "ok" and d.get(f, "").startswith("FAIL"): why = "also direct"
             if why: skipped[f] = why
