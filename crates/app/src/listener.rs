@@ -225,7 +225,7 @@ async fn connection(server: auto::Builder<TokioExecutor>, stream: TcpStream, fro
 mod tests {
     use std::sync::Arc;
 
-    use drawbridge_core::event_log::MemoryEventLog;
+    use drawbridge_core::event_log::EventRing;
     use drawbridge_core::revocation::MemoryRevocations;
     use drawbridge_core::seal::{KeyRing, SealKey};
     use drawbridge_core::{RoundOptions, Rounds};
@@ -242,7 +242,7 @@ mod tests {
             endpoints: Vec::new(),
             rounds: Rounds::new(keys.clone(), RoundOptions::default(), Tasks::default()),
             keys,
-            events: Arc::new(MemoryEventLog::new(1 << 20, Duration::from_secs(60))),
+            events: Arc::new(EventRing::new(1 << 20, Duration::from_secs(60))),
             revocations: Arc::new(MemoryRevocations::default()),
             tasks: Tasks::default(),
         })

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use anyhow::{Context as _, anyhow};
-use drawbridge_core::event_log::MemoryEventLog;
+use drawbridge_core::event_log::EventRing;
 use drawbridge_core::revocation::MemoryRevocations;
 use drawbridge_core::seal::{KeyRing, SealKey};
 use drawbridge_core::{Backend, BackendName, Endpoint, Recalling, RoundOptions, Rounds, Tasks};
@@ -28,7 +28,7 @@ pub struct Wired {
     /// All backends, to be closed at the end.
     pub backends: Vec<Arc<dyn Backend>>,
     /// To be swept now and then.
-    pub events: Arc<MemoryEventLog>,
+    pub events: Arc<EventRing>,
     /// To be swept now and then.
     pub revocations: Arc<MemoryRevocations>,
 }
@@ -81,7 +81,7 @@ pub fn wire(
         let behind = endpoint.backends.iter().filter_map(|b| backends.get(b.as_str()).cloned()).collect();
         endpoints.push(make_endpoint(Some(named(name)?), behind));
     }
-    let events = Arc::new(MemoryEventLog::new(config.limits.event_log_bytes, config.limits.event_log_ttl));
+    let events = Arc::new(EventRing::new(config.limits.event_log_bytes, config.limits.event_log_ttl));
     let revocations = Arc::new(MemoryRevocations::default());
     let front = Front::new(Parts {
         options: front_options(config),

@@ -1,7 +1,7 @@
 //! The port for resumable streams: events are appended under a stream's key and read again after a sequence
 //! number, by whoever resumes.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -10,8 +10,10 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
+use crate::state::Unavailable;
+
 /// Names a stream: the session it belongs to and its number there.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct StreamKey {
     /// The session's key.
     pub session: SessionKey,
@@ -32,20 +34,20 @@ pub struct Page {
     pub finished: bool,
 }
 
-/// Stores the events of streams for a while.
+/// Keeps the events of streams for a while where every instance can read them. Each instance has an [`EventRing`] of
+/// its own streams; here goes what a client may have to fetch from another.
 #[async_trait]
 pub trait EventLog: Send + Sync {
-    /// Adds an event. Sequence numbers of a stream rise.
-    fn append(&self, key: StreamKey, seq: u64, event: Bytes);
-
-    /// Says that nothing follows.
-    fn finish(&self, key: StreamKey);
+    /// Adds events, whose sequence numbers rise. `finished` says that nothing follows.
+    async fn append(
+        &self,
+        key: StreamKey,
+        events: &[(u64, Bytes)],
+        finished: bool,
+    ) -> Result<(), Unavailable>;
 
     /// What came after `seq`; `None` if the stream is unknown or events after `seq` were dropped.
-    async fn read_after(&self, key: StreamKey, seq: u64) -> Option<Page>;
-
-    /// Returns once there may be something after `seq` (or the stream is gone).
-    async fn changed(&self, key: StreamKey, seq: u64);
+    async fn read_after(&self, key: StreamKey, seq: u64) -> Result<Option<Page>, Unavailable>;
 }
 
 #[derive(Debug)]
@@ -62,12 +64,23 @@ struct Stream {
 #[derive(Debug, Default)]
 struct Streams {
     map: HashMap<StreamKey, Stream, ahash::RandomState>,
+    /// In the order in which they go when there is no room: finished ones first, the quiet before the others.
+    order: BTreeSet<Turn>,
     bytes: usize,
 }
 
-/// The log in memory: bounded in bytes over all streams, oldest streams go first.
+/// Whether a stream goes on, when it was touched, which it is.
+type Turn = (bool, Instant, StreamKey);
+
+impl Stream {
+    fn turn(&self, key: StreamKey) -> Turn {
+        (!self.finished, self.touched, key)
+    }
+}
+
+/// The events of an instance's own streams, in memory: bounded in bytes over all streams, oldest streams go first.
 #[derive(Debug)]
-pub struct MemoryEventLog {
+pub struct EventRing {
     max_bytes: usize,
     ttl: Duration,
     streams: Mutex<Streams>,
@@ -76,7 +89,7 @@ pub struct MemoryEventLog {
 /// What an event costs beside its text.
 const EVENT_OVERHEAD: usize = 64;
 
-impl MemoryEventLog {
+impl EventRing {
     /// A log of at most `max_bytes`, which forgets a stream `ttl` after its last event.
     pub fn new(max_bytes: usize, ttl: Duration) -> Self {
         Self { max_bytes, ttl, streams: Mutex::default() }
@@ -86,15 +99,14 @@ impl MemoryEventLog {
     pub fn sweep(&self) {
         let now = Instant::now();
         let mut streams = self.streams.lock();
-        let Streams { map, bytes } = &mut *streams;
-        map.retain(|_, s| {
-            let keep = now.duration_since(s.touched) < self.ttl;
-            if !keep {
-                *bytes -= s.bytes;
-                s.bell.notify_waiters();
-            }
-            keep
-        });
+        let old: Vec<StreamKey> = streams
+            .map
+            .iter()
+            .filter(|(_, stream)| now.duration_since(stream.touched) >= self.ttl)
+            .map(|(key, _)| *key)
+            .collect();
+        old.into_iter().for_each(|key| streams.remove(key));
+        let map = &mut streams.map;
         if map.capacity() > 1024 && map.len() < map.capacity() / 4 {
             map.shrink_to_fit();
         }
@@ -108,17 +120,30 @@ impl MemoryEventLog {
 }
 
 impl Streams {
-    /// Makes room by dropping the streams that were quiet for longest, finished ones first.
+    fn remove(&mut self, key: StreamKey) {
+        let Some(gone) = self.map.remove(&key) else { return };
+        self.order.remove(&gone.turn(key));
+        self.bytes -= gone.bytes;
+        gone.bell.notify_waiters();
+    }
+
+    /// Works on a stream, which then is the one touched last.
+    fn touch(&mut self, key: StreamKey, work: impl FnOnce(&mut Stream)) {
+        let Some(stream) = self.map.get_mut(&key) else { return };
+        self.order.remove(&stream.turn(key));
+        let before = stream.bytes;
+        work(stream);
+        stream.touched = Instant::now();
+        stream.bell.notify_waiters();
+        self.bytes += stream.bytes - before;
+        self.order.insert(stream.turn(key));
+    }
+
+    /// Makes room by dropping other streams than `keep`.
     fn make_room(&mut self, max_bytes: usize, keep: StreamKey) {
         while self.bytes > max_bytes {
-            let oldest = self.map.iter().filter(|(key, _)| **key != keep);
-            let Some(key) = oldest.min_by_key(|(_, s)| (!s.finished, s.touched)).map(|(key, _)| *key) else {
-                break;
-            };
-            if let Some(gone) = self.map.remove(&key) {
-                self.bytes -= gone.bytes;
-                gone.bell.notify_waiters();
-            }
+            let Some((.., key)) = self.order.iter().find(|(.., key)| *key != keep).copied() else { break };
+            self.remove(key);
         }
         // One stream alone may be over the limit: it loses its own beginning.
         if let Some(stream) = self.map.get_mut(&keep) {
@@ -134,12 +159,11 @@ impl Streams {
     }
 }
 
-#[async_trait]
-impl EventLog for MemoryEventLog {
-    fn append(&self, key: StreamKey, seq: u64, event: Bytes) {
-        let size = event.len() + EVENT_OVERHEAD;
+impl EventRing {
+    /// Adds an event. Sequence numbers of a stream rise.
+    pub fn append(&self, key: StreamKey, seq: u64, event: Bytes) {
         let mut streams = self.streams.lock();
-        let stream = streams.map.entry(key).or_insert_with(|| Stream {
+        streams.map.entry(key).or_insert_with(|| Stream {
             events: VecDeque::new(),
             bytes: 0,
             dropped: seq.saturating_sub(1),
@@ -147,32 +171,30 @@ impl EventLog for MemoryEventLog {
             touched: Instant::now(),
             bell: Arc::default(),
         });
-        stream.events.push_back((seq, event));
-        stream.bytes += size;
-        stream.touched = Instant::now();
-        stream.bell.notify_waiters();
-        streams.bytes += size;
+        streams.touch(key, |stream| {
+            stream.bytes += event.len() + EVENT_OVERHEAD;
+            stream.events.push_back((seq, event));
+        });
         if streams.bytes > self.max_bytes {
             streams.make_room(self.max_bytes, key);
         }
     }
 
-    fn finish(&self, key: StreamKey) {
-        if let Some(stream) = self.streams.lock().map.get_mut(&key) {
-            stream.finished = true;
-            stream.touched = Instant::now();
-            stream.bell.notify_waiters();
-        }
+    /// Says that nothing follows.
+    pub fn finish(&self, key: StreamKey) {
+        self.streams.lock().touch(key, |stream| stream.finished = true);
     }
 
-    async fn read_after(&self, key: StreamKey, seq: u64) -> Option<Page> {
+    /// What came after `seq`; `None` if the stream is unknown or events after `seq` were dropped.
+    pub fn read_after(&self, key: StreamKey, seq: u64) -> Option<Page> {
         let streams = self.streams.lock();
         let stream = streams.map.get(&key).filter(|s| s.dropped <= seq)?;
         let events = stream.events.iter().filter(|(n, _)| *n > seq).cloned().collect();
         Some(Page { events, finished: stream.finished })
     }
 
-    async fn changed(&self, key: StreamKey, seq: u64) {
+    /// Returns once there may be something after `seq` (or the stream is gone).
+    pub async fn changed(&self, key: StreamKey, seq: u64) {
         let bell = {
             let streams = self.streams.lock();
             let Some(stream) = streams.map.get(&key) else { return };
@@ -198,24 +220,41 @@ impl EventLog for MemoryEventLog {
     }
 }
 
-/// The contract of the port, for every adapter.
-pub mod contract {
-    use super::{EventLog, Page, SessionKey, StreamKey};
-    use bytes::Bytes;
+/// The log in memory.
+#[derive(Debug)]
+pub struct MemoryEventLog(EventRing);
 
-    /// A stream of a session of its own.
-    pub fn key(session: u8, stream: u64) -> StreamKey {
-        StreamKey { session: SessionKey([session; 16]), stream }
+impl MemoryEventLog {
+    /// A log of at most `max_bytes`, which forgets a stream `ttl` after its last event.
+    pub fn new(max_bytes: usize, ttl: Duration) -> Self {
+        Self(EventRing::new(max_bytes, ttl))
     }
 
-    /// Reads exactly what came after a point, of that stream only.
-    pub async fn replays_strictly_after_a_point_of_one_stream(log: &dyn EventLog) -> Option<Page> {
-        for seq in 1..=3 {
-            log.append(key(1, 1), seq, Bytes::from(format!("a{seq}")));
-            log.append(key(1, 2), seq, Bytes::from(format!("b{seq}")));
+    /// Forgets what is too old. To be called now and then.
+    pub fn sweep(&self) {
+        self.0.sweep();
+    }
+}
+
+#[async_trait]
+impl EventLog for MemoryEventLog {
+    async fn append(
+        &self,
+        key: StreamKey,
+        events: &[(u64, Bytes)],
+        finished: bool,
+    ) -> Result<(), Unavailable> {
+        for (seq, event) in events {
+            self.0.append(key, *seq, event.clone());
         }
-        log.finish(key(1, 1));
-        log.read_after(key(1, 1), 1).await
+        if finished {
+            self.0.finish(key);
+        }
+        Ok(())
+    }
+
+    async fn read_after(&self, key: StreamKey, seq: u64) -> Result<Option<Page>, Unavailable> {
+        Ok(self.0.read_after(key, seq))
     }
 }
 
@@ -223,51 +262,72 @@ pub mod contract {
 mod tests {
     use super::*;
 
-    fn log() -> MemoryEventLog {
-        MemoryEventLog::new(10_000, Duration::from_secs(60))
+    fn log() -> EventRing {
+        EventRing::new(10_000, Duration::from_secs(60))
     }
 
-    #[tokio::test]
-    async fn replays_strictly_after_a_point_of_one_stream() {
-        let page = contract::replays_strictly_after_a_point_of_one_stream(&log()).await.unwrap();
+    fn key(session: u8, stream: u64) -> StreamKey {
+        StreamKey { session: SessionKey([session; 16]), stream }
+    }
+
+    #[test]
+    fn replays_strictly_after_a_point_of_one_stream() {
+        let log = log();
+        for seq in 1..=3 {
+            log.append(key(1, 1), seq, Bytes::from(format!("a{seq}")));
+            log.append(key(1, 2), seq, Bytes::from(format!("b{seq}")));
+        }
+        log.finish(key(1, 1));
+        let page = log.read_after(key(1, 1), 1).unwrap();
         assert_eq!(page.events, [(2, Bytes::from("a2")), (3, Bytes::from("a3"))]);
         assert!(page.finished);
     }
 
-    #[tokio::test]
-    async fn an_unknown_stream_has_no_page() {
-        assert_eq!(log().read_after(contract::key(9, 9), 0).await, None);
+    #[test]
+    fn an_unknown_stream_has_no_page() {
+        assert_eq!(log().read_after(key(9, 9), 0), None);
     }
 
-    #[tokio::test]
-    async fn memory_is_bounded_over_all_streams_and_within_one() {
+    #[test]
+    fn memory_is_bounded_over_all_streams_and_within_one() {
         let log = log();
         for n in 0..200 {
-            log.append(contract::key(1, n), 1, Bytes::from(vec![b'x'; 1000]));
-            log.finish(contract::key(1, n));
+            log.append(key(1, n), 1, Bytes::from(vec![b'x'; 1000]));
+            log.finish(key(1, n));
         }
         assert!(log.size().1 <= 10_000);
-        assert_eq!(log.read_after(contract::key(1, 0), 0).await, None);
+        assert_eq!(log.read_after(key(1, 0), 0), None);
         for seq in 1..100 {
-            log.append(contract::key(2, 1), seq, Bytes::from(vec![b'x'; 1000]));
+            log.append(key(2, 1), seq, Bytes::from(vec![b'x'; 1000]));
         }
         assert!(log.size().1 <= 10_000);
-        assert_eq!(log.read_after(contract::key(2, 1), 0).await, None, "a gap is never hidden");
-        assert!(log.read_after(contract::key(2, 1), 98).await.is_some());
+        assert_eq!(log.read_after(key(2, 1), 0), None, "a gap is never hidden");
+        assert!(log.read_after(key(2, 1), 98).is_some());
     }
 
     #[tokio::test]
     async fn a_reader_is_woken_by_the_next_event() {
         let log = Arc::new(log());
-        log.append(contract::key(1, 1), 1, Bytes::from("a"));
+        log.append(key(1, 1), 1, Bytes::from("a"));
         let other = log.clone();
         let (_, ()) = tokio::join!(
             async {
-                tokio::time::timeout(Duration::from_secs(5), log.changed(contract::key(1, 1), 1))
-                    .await
-                    .unwrap();
+                tokio::time::timeout(Duration::from_secs(5), log.changed(key(1, 1), 1)).await.unwrap();
             },
-            async move { other.append(contract::key(1, 1), 2, Bytes::from("b")) }
+            async move { other.append(key(1, 1), 2, Bytes::from("b")) }
         );
+    }
+
+    #[test]
+    fn a_full_log_forgets_the_oldest_streams_without_looking_at_all_of_them() {
+        let log = log();
+        for n in 0..100_000 {
+            log.append(key(1, n), 1, Bytes::from_static(b"x"));
+            log.finish(key(1, n));
+        }
+        let (streams, bytes) = log.size();
+        assert!(bytes <= 10_000 && streams == log.streams.lock().order.len(), "{streams} {bytes}");
+        assert!(log.read_after(key(1, 99_999), 0).is_some());
+        assert!(log.read_after(key(1, 0), 0).is_none());
     }
 }

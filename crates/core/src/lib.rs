@@ -22,6 +22,7 @@ pub mod request;
 pub mod revocation;
 pub mod rounds;
 pub mod seal;
+pub mod state;
 pub mod tasks;
 pub mod worker;
 

@@ -3,18 +3,30 @@
 use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
 
+use async_trait::async_trait;
 use parking_lot::Mutex;
+use tokio::sync::broadcast;
 
 use crate::event_log::SessionKey;
+use crate::state::Unavailable;
 
 /// Remembers what was revoked. Asking is a local look-up in every adapter; telling reaches all instances.
+#[async_trait]
 pub trait Revocations: Send + Sync {
-    /// Revokes a session for as long as its handle could be presented.
-    fn revoke(&self, session: SessionKey, for_how_long: Duration);
+    /// Revokes a session for as long as its handle could be presented. Here it is revoked at once, whatever is
+    /// returned; if that is an error, other instances don't know of it yet, and hear of it as soon as that is possible.
+    async fn revoke(&self, session: SessionKey, for_how_long: Duration) -> Result<(), Unavailable>;
 
     /// Whether it was revoked.
     fn is_revoked(&self, session: &SessionKey) -> bool;
+
+    /// What is revoked from now on, here and elsewhere. Whoever is too slow may miss some, and should ask about all
+    /// that it has.
+    fn follow(&self) -> broadcast::Receiver<SessionKey>;
 }
+
+/// So many revocations may wait for somebody who [follows](Revocations::follow).
+const FOLLOW_CAPACITY: usize = 4096;
 
 /// More than this many are not kept: the ones that would end first go first.
 const MAX_ENTRIES: usize = 500_000;
@@ -25,15 +37,24 @@ struct Entries {
     order: BTreeMap<(Instant, SessionKey), ()>,
 }
 
-/// The revocations in memory.
-#[derive(Debug, Default)]
-pub struct MemoryRevocations(Mutex<Entries>);
+/// The revocations that an instance knows: all of them where it is the only one, a copy of the log else.
+#[derive(Debug)]
+pub struct MemoryRevocations {
+    entries: Mutex<Entries>,
+    followers: broadcast::Sender<SessionKey>,
+}
+
+impl Default for MemoryRevocations {
+    fn default() -> Self {
+        Self { entries: Mutex::default(), followers: broadcast::channel(FOLLOW_CAPACITY).0 }
+    }
+}
 
 impl MemoryRevocations {
     /// Forgets what has expired. To be called now and then.
     pub fn sweep(&self) {
         let now = Instant::now();
-        let mut entries = self.0.lock();
+        let mut entries = self.entries.lock();
         while let Some((&(until, key), ())) = entries.order.first_key_value()
             && until <= now
         {
@@ -43,10 +64,11 @@ impl MemoryRevocations {
     }
 }
 
-impl Revocations for MemoryRevocations {
-    fn revoke(&self, session: SessionKey, for_how_long: Duration) {
+impl MemoryRevocations {
+    /// Enters a revocation and tells those who follow.
+    pub fn enter(&self, session: SessionKey, for_how_long: Duration) {
         let until = Instant::now() + for_how_long;
-        let mut entries = self.0.lock();
+        let mut entries = self.entries.lock();
         if let Some(old) = entries.until.insert(session, until) {
             entries.order.remove(&(old, session));
         }
@@ -56,10 +78,25 @@ impl Revocations for MemoryRevocations {
         {
             entries.until.remove(&key);
         }
+        drop(entries);
+        // Nobody may follow.
+        let _ = self.followers.send(session);
+    }
+}
+
+#[async_trait]
+impl Revocations for MemoryRevocations {
+    async fn revoke(&self, session: SessionKey, for_how_long: Duration) -> Result<(), Unavailable> {
+        self.enter(session, for_how_long);
+        Ok(())
     }
 
     fn is_revoked(&self, session: &SessionKey) -> bool {
-        self.0.lock().until.contains_key(session)
+        self.entries.lock().until.contains_key(session)
+    }
+
+    fn follow(&self) -> broadcast::Receiver<SessionKey> {
+        self.followers.subscribe()
     }
 }
 
@@ -71,8 +108,8 @@ mod tests {
     fn a_revoked_session_stays_revoked_until_its_handle_is_worthless() {
         let log = MemoryRevocations::default();
         let key = |n| SessionKey([n; 16]);
-        log.revoke(key(1), Duration::from_secs(60));
-        log.revoke(key(2), Duration::ZERO);
+        log.enter(key(1), Duration::from_secs(60));
+        log.enter(key(2), Duration::ZERO);
         log.sweep();
         assert!(log.is_revoked(&key(1)));
         assert!(!log.is_revoked(&key(2)));

@@ -18,7 +18,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use drawbridge_core::event_log::{EventLog, SessionKey};
+use drawbridge_core::event_log::{EventRing, SessionKey};
 use drawbridge_core::revocation::Revocations;
 use drawbridge_core::seal::KeyRing;
 use drawbridge_core::{Endpoint, Fault, Tasks};
@@ -33,7 +33,7 @@ pub struct Legacy {
     handles: Handles,
     sessions: Mutex<HashMap<Arc<str>, Arc<Session>, ahash::RandomState>>,
     connections: sse::Connections,
-    events: Arc<dyn EventLog>,
+    events: Arc<EventRing>,
     revocations: Arc<dyn Revocations>,
     tasks: Tasks,
     /// Names this run of this instance in event ids and asks.
@@ -46,7 +46,7 @@ impl Legacy {
     pub(crate) fn new(
         options: &FrontOptions,
         keys: Arc<KeyRing>,
-        events: Arc<dyn EventLog>,
+        events: Arc<EventRing>,
         revocations: Arc<dyn Revocations>,
         tasks: Tasks,
     ) -> Self {
@@ -95,8 +95,10 @@ impl Legacy {
     }
 
     /// Ends a session for good.
-    pub(crate) fn end(&self, id: &str, key: SessionKey) {
-        self.revocations.revoke(key, SESSION_LIFETIME);
+    pub(crate) async fn end(&self, id: &str, key: SessionKey) {
+        if let Err(e) = self.revocations.revoke(key, SESSION_LIFETIME).await {
+            tracing::warn!("other instances hear later that a session was ended: {e}");
+        }
         let session = self.sessions.lock().remove(id);
         if let Some(session) = session {
             session.end_streams();

@@ -23,7 +23,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use axum::body::Body;
-use drawbridge_core::event_log::EventLog;
+use drawbridge_core::event_log::EventRing;
 use drawbridge_core::revocation::Revocations;
 use drawbridge_core::seal::KeyRing;
 use drawbridge_core::{Endpoint, Fault, Rounds, Tasks, request};
@@ -62,7 +62,7 @@ pub struct Parts {
     /// Seals session ids.
     pub keys: Arc<KeyRing>,
     /// Keeps the events of streams for resumption.
-    pub events: Arc<dyn EventLog>,
+    pub events: Arc<EventRing>,
     /// Ended sessions.
     pub revocations: Arc<dyn Revocations>,
     /// Calls that wait for their clients.
@@ -168,11 +168,9 @@ impl Inner {
             (Transport::StreamableHttp, &(Method::GET | Method::DELETE)) if is_modern(&head) => {
                 Err(Refusal::status(StatusCode::METHOD_NOT_ALLOWED, "this protocol version only has POST"))
             }
-            (Transport::StreamableHttp, &Method::GET) => {
-                legacy::http::get(&self, &endpoint, &head.headers).await
-            }
+            (Transport::StreamableHttp, &Method::GET) => legacy::http::get(&self, &endpoint, &head.headers),
             (Transport::StreamableHttp, &Method::DELETE) => {
-                legacy::http::delete(&self, &endpoint, &head.headers)
+                legacy::http::delete(&self, &endpoint, &head.headers).await
             }
             (Transport::Sse, &Method::GET) => legacy::sse::open(&self, &route, &endpoint, &head.headers),
             (Transport::Messages, &Method::POST) => legacy::sse::post(&self, &endpoint, &head, body).await,

@@ -401,7 +401,7 @@ fn joined(mut answers: Vec<Payload>, batch: bool) -> Payload {
 }
 
 /// Answers a GET: the standalone stream, or the rest of the stream that `Last-Event-ID` names.
-pub(crate) async fn get(
+pub(crate) fn get(
     inner: &Arc<Inner>,
     endpoint: &Arc<Endpoint>,
     headers: &HeaderMap,
@@ -425,7 +425,7 @@ pub(crate) async fn get(
     let source = match place {
         Some(place) if place.stream != STANDALONE => {
             let key = drawbridge_core::event_log::StreamKey { session: session.key, stream: place.stream };
-            match session.events.read_after(key, place.seq).await {
+            match session.events.read_after(key, place.seq) {
                 Some(_) => resume::call(&session, place),
                 // Forgotten: a stream without a replay, which never carries another stream's messages.
                 None => resume::standalone(&session, None),
@@ -433,7 +433,7 @@ pub(crate) async fn get(
         }
         Some(place) => {
             let key = drawbridge_core::event_log::StreamKey { session: session.key, stream: STANDALONE };
-            let page = session.events.read_after(key, place.seq).await;
+            let page = session.events.read_after(key, place.seq);
             resume::standalone(&session, page.map(|page| (place.seq, page)))
         }
         None => resume::standalone(&session, None),
@@ -454,7 +454,7 @@ fn until_drain(inner: &Inner, source: crate::stream::Source) -> crate::stream::S
 }
 
 /// Answers a DELETE: the session is over.
-pub(crate) fn delete(
+pub(crate) async fn delete(
     inner: &Inner,
     endpoint: &Arc<Endpoint>,
     headers: &HeaderMap,
@@ -464,7 +464,7 @@ pub(crate) fn delete(
         return Err(Refusal::status(StatusCode::BAD_REQUEST, "the Mcp-Session-Id header is missing"));
     };
     let session = session_of(inner, endpoint, id)?;
-    inner.legacy.end(id, session.key);
+    inner.legacy.end(id, session.key).await;
     let mut response = Response::new(Body::empty());
     *response.status_mut() = StatusCode::NO_CONTENT;
     Ok(response)

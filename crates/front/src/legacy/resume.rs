@@ -100,7 +100,7 @@ pub(super) fn call(session: &Arc<Session>, place: Place) -> Source {
                 if finished {
                     return None;
                 }
-                let next = session.events.read_after(key, seq).await?;
+                let next = session.events.read_after(key, seq)?;
                 finished = next.finished;
                 page.extend(next.events.into_iter().filter(|(_, text): &(u64, Bytes)| !text.is_empty()));
                 if page.is_empty() && !finished {

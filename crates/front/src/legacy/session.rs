@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use drawbridge_core::backend::{Scope, Unsolicited};
 use drawbridge_core::call::{Ask, AskKey, Event};
-use drawbridge_core::event_log::{EventLog, SessionKey, StreamKey};
+use drawbridge_core::event_log::{EventRing, SessionKey, StreamKey};
 use drawbridge_core::{Client, Conversation, Conversing, Endpoint};
 use drawbridge_wire::{Id, Message, RpcError, code};
 use futures_util::task::AtomicWaker;
@@ -91,7 +91,7 @@ pub struct Session {
     towards: Arc<Client>,
     pub(super) endpoint: Arc<Endpoint>,
     pub(super) instance: Arc<str>,
-    pub(super) events: Arc<dyn EventLog>,
+    pub(super) events: Arc<EventRing>,
     state: Mutex<State>,
     used: Mutex<Instant>,
     standalone_waker: AtomicWaker,
@@ -104,7 +104,7 @@ impl Session {
         client: Arc<Client>,
         endpoint: Arc<Endpoint>,
         instance: Arc<str>,
-        events: Arc<dyn EventLog>,
+        events: Arc<EventRing>,
     ) -> Arc<Self> {
         Arc::new_cyclic(|me| Self {
             me: me.clone(),
