@@ -19,6 +19,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use drawbridge_core::event_log::{EventRing, SessionKey};
+use drawbridge_core::fault::Bounded;
 use drawbridge_core::revocation::Revocations;
 use drawbridge_core::seal::KeyRing;
 use drawbridge_core::{Endpoint, Fault, Tasks};
@@ -88,7 +89,7 @@ impl Legacy {
             return Ok(kept.clone());
         }
         if sessions.len() >= self.max_sessions && !evict(&mut sessions, &self.tasks) {
-            return Err(Fault::Busy { what: "sessions in use", limit: self.max_sessions });
+            return Err(Fault::Busy { what: Bounded::Sessions, limit: self.max_sessions });
         }
         sessions.insert(Arc::from(id), session.clone());
         Ok(session)

@@ -24,6 +24,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use axum::body::Body;
 use drawbridge_core::event_log::EventRing;
+use drawbridge_core::fault::Bounded;
 use drawbridge_core::revocation::Revocations;
 use drawbridge_core::seal::KeyRing;
 use drawbridge_core::{Endpoint, Fault, Rounds, Tasks, request};
@@ -153,7 +154,7 @@ impl Inner {
         let admitted = Admitted(self.clone());
         let limit = self.options.max_in_flight;
         if self.in_flight.fetch_add(1, Ordering::Relaxed) >= limit {
-            return Err(Fault::Busy { what: "requests", limit });
+            return Err(Fault::Busy { what: Bounded::Requests, limit });
         }
         Ok(admitted)
     }

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use axum::body::Body;
 use bytes::{Bytes, BytesMut};
+use drawbridge_core::fault::Bounded;
 use drawbridge_core::{Fault, request};
 use drawbridge_wire::Payload;
 use drawbridge_wire::sse::KEEP_ALIVE;
@@ -32,7 +33,7 @@ impl StreamPermit {
     pub fn take(open: &Arc<AtomicUsize>, limit: usize) -> Result<Self, Fault> {
         let permit = Self(open.clone());
         if open.fetch_add(1, Ordering::Relaxed) >= limit {
-            return Err(Fault::Busy { what: "streams", limit });
+            return Err(Fault::Busy { what: Bounded::Streams, limit });
         }
         Ok(permit)
     }

@@ -13,7 +13,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use drawbridge_core::backend::{Scope, Unsolicited};
 use drawbridge_core::call::{Call, Emitter, Event, Events, forward, generate};
-use drawbridge_core::fault::Deadline;
+use drawbridge_core::fault::{Bounded, Deadline};
 use drawbridge_core::{Answers, Backend, BackendName, Client, Conversation, Description, Fault, Tasks};
 use drawbridge_wire::{Id, Message};
 use parking_lot::Mutex;
@@ -145,7 +145,7 @@ impl Launcher {
         };
         if self.waiting.fetch_add(1, Ordering::Relaxed) >= self.limits.max_queue.max(1) {
             self.waiting.fetch_sub(1, Ordering::Relaxed);
-            return Err(Fault::Busy { what: "calls waiting for a process", limit: self.limits.max_queue });
+            return Err(Fault::Busy { what: Bounded::Queue, limit: self.limits.max_queue });
         }
         let placed = tokio::time::timeout(self.limits.queue_timeout, both).await;
         self.waiting.fetch_sub(1, Ordering::Relaxed);
