@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use anyhow::{Context as _, anyhow};
 use drawbridge_core::event_log::EventRing;
-use drawbridge_core::revocation::MemoryRevocations;
+use drawbridge_core::fleet::Peers;
 use drawbridge_core::seal::{KeyRing, SealKey};
+use drawbridge_core::state::SharedState;
 use drawbridge_core::{Backend, BackendName, Endpoint, Recalling, RoundOptions, Rounds, Tasks};
 use drawbridge_front::options::FrontOptions;
 use drawbridge_front::{Front, Parts};
@@ -29,8 +30,8 @@ pub struct Wired {
     pub backends: Vec<Arc<dyn Backend>>,
     /// To be swept now and then.
     pub events: Arc<EventRing>,
-    /// To be swept now and then.
-    pub revocations: Arc<MemoryRevocations>,
+    /// The other instances.
+    pub peers: Peers,
 }
 
 /// Background work, apart for what must end first.
@@ -40,6 +41,8 @@ pub struct Work {
     pub clients: Tasks,
     /// What goes on at backends.
     pub backends: Tasks,
+    /// What goes on between instances, and with what they share.
+    pub fleet: Tasks,
 }
 
 /// Makes all parts. `guard` starts stdio backends, `workers` is the number of runtimes.
@@ -49,16 +52,18 @@ pub struct Work {
 /// If a part can't be made, such as a certificate file that is unreadable.
 pub fn wire(
     config: &Config,
+    state: SharedState,
     keys: &[SealKey],
     guard: &GuardCommand,
     workers: usize,
     work: &Work,
 ) -> anyhow::Result<Wired> {
     let keys = Arc::new(KeyRing::new(keys)?);
+    let peers = Peers::new(state, work.fleet.clone());
     let cap = ProcessCap::new(config.limits.max_processes);
     let mut backends: BTreeMap<&str, Arc<dyn Backend>> = BTreeMap::new();
     for (name, backend) in &config.backends {
-        let made = make_backend(config, name, backend, guard, &cap, workers, &work.backends);
+        let made = make_backend(config, &peers, name, backend, guard, &cap, workers, &work.backends);
         let made = made.with_context(|| format!("backend \"{name}\""))?;
         backends.insert(name, Recalling::new(made, backend.cache));
     }
@@ -70,7 +75,7 @@ pub fn wire(
         max_parked: config.limits.max_parked_calls,
     };
     // What a parked call still has to say goes to a backend, so it ends with the work there.
-    let rounds = Rounds::new(keys.clone(), round_options, work.backends.clone());
+    let rounds = Rounds::new(keys.clone(), round_options, peers.clone(), work.backends.clone());
     let make_endpoint =
         |name, backends| Arc::new(Endpoint::new(name, backends, keys.clone(), rounds.clone()));
     let mut endpoints = vec![make_endpoint(None, all.clone())];
@@ -82,17 +87,17 @@ pub fn wire(
         endpoints.push(make_endpoint(Some(named(name)?), behind));
     }
     let events = Arc::new(EventRing::new(config.limits.event_log_bytes, config.limits.event_log_ttl));
-    let revocations = Arc::new(MemoryRevocations::default());
     let front = Front::new(Parts {
         options: front_options(config),
         endpoints,
         keys,
         rounds,
         events: events.clone(),
-        revocations: revocations.clone(),
         tasks: work.clients.clone(),
+        peers: peers.clone(),
     });
-    Ok(Wired { front, backends: all, events, revocations })
+    peers.run();
+    Ok(Wired { front, backends: all, events, peers })
 }
 
 fn front_options(config: &Config) -> FrontOptions {
@@ -112,8 +117,10 @@ fn front_options(config: &Config) -> FrontOptions {
     }
 }
 
+#[expect(clippy::too_many_arguments, reason = "what a backend is made of, in one place")]
 fn make_backend(
     config: &Config,
+    peers: &Peers,
     name: &str,
     backend: &config::Backend,
     guard: &GuardCommand,
@@ -140,6 +147,8 @@ fn make_backend(
         idle_timeout: backend.idle_timeout,
         timeout: backend.timeout,
         list_timeout: backend.list_timeout,
+        session_idle: config.limits.session_idle,
+        peers: peers.clone(),
         max_result_bytes: config.limits.max_result_bytes,
         max_event_bytes: config.limits.max_event_bytes,
         max_line_bytes: config.limits.max_line_bytes,

@@ -4,7 +4,9 @@
 //! over a channel: an instance that holds what only one can hold (a process, a connection, a parked call) runs the
 //! calls of clients that came to another one.
 
+pub mod holding;
 pub mod peers;
 pub mod relay;
 
+pub use holding::{Held, Ownership};
 pub use peers::{Channel, Peers, Service};

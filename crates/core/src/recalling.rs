@@ -170,6 +170,10 @@ impl Conversation for Talk {
     async fn close(&self) {
         self.inner.close().await;
     }
+
+    async fn leave(&self) {
+        self.inner.leave().await;
+    }
 }
 
 impl Talk {

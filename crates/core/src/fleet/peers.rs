@@ -12,9 +12,10 @@ use std::time::{Duration, Instant};
 use async_trait::async_trait;
 use bytes::{BufMut as _, Bytes, BytesMut};
 use parking_lot::Mutex;
-use tokio::sync::{Semaphore, mpsc, watch};
+use tokio::sync::{Notify, Semaphore, mpsc};
 
-use crate::state::{InstanceId, NotSent, SharedState, Unavailable};
+use super::holding::{Holdings, RENEW_EVERY};
+use crate::state::{InstanceId, MemoryState, NotSent, SharedState, Unavailable};
 use crate::tasks::Tasks;
 
 /// How long an instance is believed to live after it last said so.
@@ -25,6 +26,8 @@ const ANNOUNCE_EVERY: Duration = Duration::from_millis(600);
 const LOOK_EVERY: Duration = Duration::from_millis(300);
 /// A bus that is away for longer than this has lost what was on its way.
 const AWAY: Duration = Duration::from_secs(5);
+/// How long whoever owns something waits to hear that it still does.
+const CONFIRM_TIME: Duration = Duration::from_secs(2);
 /// Frames that may be on their way in one direction of a channel.
 const WINDOW: u32 = 256;
 /// So many frames are taken before the sender hears of it.
@@ -114,18 +117,25 @@ struct End {
 struct Inner {
     state: SharedState,
     tasks: Tasks,
-    services: Mutex<HashMap<&'static str, Arc<dyn Service>>>,
+    services: Mutex<HashMap<String, Arc<dyn Service>>>,
+    holdings: Holdings,
     ends: Mutex<HashMap<Key, End>>,
     numbers: AtomicU64,
     /// When this instance was last known to live, by itself and others.
     alive_at: Mutex<Option<Instant>>,
-    /// Counts how often others may have taken over what this instance had.
-    lapses: watch::Sender<u64>,
+    /// Rung when this instance is known to live.
+    alive: Notify,
 }
 
 /// The other instances. Cheap to clone.
 #[derive(Clone)]
 pub struct Peers(Arc<Inner>);
+
+impl std::fmt::Debug for Peers {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Peers").field("instance", self.instance()).finish_non_exhaustive()
+    }
+}
 
 impl Peers {
     /// The peers of the instance that `state` is of. Call [`Peers::run`] once its services are there.
@@ -134,11 +144,18 @@ impl Peers {
             state,
             tasks,
             services: Mutex::default(),
+            holdings: Holdings::default(),
             ends: Mutex::default(),
             numbers: AtomicU64::new(1),
             alive_at: Mutex::new(None),
-            lapses: watch::channel(0).0,
+            alive: Notify::new(),
         }))
+    }
+
+    /// The peers of an instance that has none.
+    pub fn alone() -> Self {
+        let state = MemoryState::new(0, Duration::ZERO);
+        Self::new(state.instance(false), Tasks::default())
     }
 
     /// This instance.
@@ -152,18 +169,36 @@ impl Peers {
     }
 
     /// Offers a service to the peers.
-    pub fn serve(&self, name: &'static str, service: Arc<dyn Service>) {
-        self.0.services.lock().insert(name, service);
+    pub fn serve(&self, name: impl Into<String>, service: Arc<dyn Service>) {
+        self.0.services.lock().insert(name.into(), service);
     }
 
-    /// Counts how often others may have taken over what this instance had: it was silent for too long.
-    pub fn lapses(&self) -> watch::Receiver<u64> {
-        self.0.lapses.subscribe()
+    pub(super) fn tasks(&self) -> &Tasks {
+        &self.0.tasks
     }
 
-    /// Whether the others know that this instance lives, as far as it can tell by its own clock.
+    pub(super) fn holdings(&self) -> &Holdings {
+        &self.0.holdings
+    }
+
+    /// Whether the others know that this instance lives, as far as it can tell by its own clock, and what it owns is
+    /// still its own.
     pub fn is_known_alive(&self) -> bool {
-        self.0.alive_at.lock().is_some_and(|at| at.elapsed() < LIFE)
+        !self.0.state.is_fleet || self.0.alive_at.lock().is_some_and(|at| at.elapsed() < LIFE)
+    }
+
+    /// Waits until that is so, but not for long: where the bus is away, nobody can take anything over.
+    pub async fn confirm(&self) {
+        let confirmed = async {
+            loop {
+                let rung = self.0.alive.notified();
+                if self.is_known_alive() {
+                    return;
+                }
+                rung.await;
+            }
+        };
+        let _ = tokio::time::timeout(CONFIRM_TIME, confirmed).await;
     }
 
     /// How many channels are open.
@@ -207,16 +242,21 @@ impl Peers {
         let inner = &self.0;
         let mut known_before = false;
         let mut away_since: Option<Instant> = None;
+        let mut renewed = Instant::now();
         loop {
             // By the clock before the announcement: what is believed must not last longer than what others believe.
             let asked = Instant::now();
             match inner.state.bus.announce(LIFE).await {
                 Ok(known) => {
                     if known_before && !known {
-                        self.lapsed("other instances took this one for dead");
+                        self.lapsed("other instances took this one for dead").await;
+                    } else if renewed.elapsed() >= RENEW_EVERY {
+                        inner.holdings.renew(self).await;
+                        renewed = Instant::now();
                     }
                     (known_before, away_since) = (true, None);
                     *inner.alive_at.lock() = Some(asked);
+                    inner.alive.notify_waiters();
                 }
                 Err(e) => {
                     let since = *away_since.get_or_insert(asked);
@@ -229,10 +269,10 @@ impl Peers {
         }
     }
 
-    fn lapsed(&self, why: &str) {
-        tracing::warn!("{why}: what it owned is looked at anew");
+    async fn lapsed(&self, why: &str) {
+        tracing::warn!("{why}: it looks at what it owned before it goes on");
         self.close_all(why);
-        self.0.lapses.send_modify(|count| *count += 1);
+        self.0.holdings.renew(self).await;
     }
 
     fn close_all(&self, why: &str) {
@@ -314,12 +354,7 @@ impl Peers {
     /// # Errors
     ///
     /// If the peer is gone, which then has done nothing, or the bus can't be reached.
-    pub async fn open(
-        &self,
-        to: &InstanceId,
-        service: &'static str,
-        opening: Bytes,
-    ) -> Result<Channel, NotSent> {
+    pub async fn open(&self, to: &InstanceId, service: &str, opening: Bytes) -> Result<Channel, NotSent> {
         let number = self.0.numbers.fetch_add(1, Ordering::Relaxed);
         let key = Key { opener: self.instance().clone(), number, opened_here: true };
         let channel = self.enter(key, to.clone());
@@ -339,7 +374,7 @@ impl Peers {
     pub async fn request(
         &self,
         to: &InstanceId,
-        service: &'static str,
+        service: &str,
         body: Bytes,
         limit: Duration,
     ) -> Result<Bytes, NotSent> {
@@ -438,7 +473,6 @@ impl Drop for Way {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::state::MemoryState;
 
     struct Echo;
 

@@ -15,10 +15,11 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
 
-use super::peers::Channel;
-use crate::call::{Ask, AskKey, Call, Event, Events, Reply, Resume, Round, Shape, generate};
+use super::peers::{Channel, Peers};
+use crate::call::{Ask, AskKey, Call, Event, Events, Reply, Resume, Round, Shape, forward, generate};
 use crate::client::{Answers, Client, Principal};
 use crate::fault::Fault;
+use crate::state::{InstanceId, NotSent};
 
 /// What a frame is, beside the message that it carries.
 #[derive(Debug, Serialize, Deserialize)]
@@ -231,6 +232,20 @@ pub async fn serve(mut channel: Channel, mut events: Events) {
             }
         }
     }
+}
+
+/// Runs a call at another instance: `body` tells its `service` which. `gone` is what to say if that is not there (any
+/// more).
+pub fn open(peers: Peers, to: InstanceId, service: &'static str, body: Bytes, gone: Fault) -> Events {
+    generate(|emit| async move {
+        let channel = match peers.open(&to, service, body).await {
+            Ok(channel) => channel,
+            Err(NotSent::Gone(_)) => return Event::Fail(gone),
+            Err(NotSent::Unavailable(e)) => return Event::Fail(e.into()),
+        };
+        let lost = move |_| Event::Fail(gone);
+        forward(&emit, receive(channel, lost)).await.unwrap_or(Event::Fail(Fault::Draining))
+    })
 }
 
 /// How a relayed call ended without an answer.
