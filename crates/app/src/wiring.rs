@@ -65,7 +65,7 @@ pub fn wire(
     for (name, backend) in &config.backends {
         let made = make_backend(config, &peers, name, backend, guard, &cap, workers, &work.backends);
         let made = made.with_context(|| format!("backend \"{name}\""))?;
-        backends.insert(name, Recalling::new(made, backend.cache));
+        backends.insert(name, Recalling::new(made, backend.cache, &peers));
     }
     let all: Vec<_> = backends.values().cloned().collect();
     let named = |name: &str| BackendName::parse(name).ok_or_else(|| anyhow!("\"{name}\" is not a name"));

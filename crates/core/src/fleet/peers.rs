@@ -173,7 +173,7 @@ impl Peers {
         self.0.services.lock().insert(name.into(), service);
     }
 
-    pub(super) fn tasks(&self) -> &Tasks {
+    pub(crate) fn tasks(&self) -> &Tasks {
         &self.0.tasks
     }
 
