@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use drawbridge_core::seal::SealKey;
-use drawbridge_core::state::MemoryState;
 use drawbridge_core::{Tasks, worker};
 use drawbridge_upstream::process::GuardCommand;
 use tokio::net::TcpListener;
@@ -14,6 +13,7 @@ use tokio::task::JoinHandle;
 use crate::config::Config;
 use crate::listener::{Workers, bind};
 use crate::seal_key;
+use crate::shared_state::Store;
 use crate::wiring::{Wired, Work, wire};
 
 /// How often calls are looked for whose clients took too long to answer.
@@ -36,7 +36,7 @@ pub struct Gateway {
     /// The listeners of probes, which answer until all else has ended.
     operators: Tasks,
     wired: Arc<Wired>,
-    memory: MemoryState,
+    store: Store,
     workers: Option<(Arc<Workers>, JoinHandle<()>)>,
 }
 
@@ -62,8 +62,7 @@ impl Gateway {
         let public = bind(config.public.listen, "public.listen")?;
         let admin = bind(config.admin.listen, "admin.listen")?;
         let probes = config.admin.probes.map(|address| bind(address, "admin.probes")).transpose()?;
-        let memory = MemoryState::new(config.limits.event_log_bytes, config.limits.event_log_ttl);
-        let state = memory.instance(false);
+        let (store, state) = Store::open(&config, &work.fleet)?;
         let wired = Arc::new(wire(&config, state, &keys, guard, cores + 1, &work)?);
         let workers = Arc::new(Workers::start(cores, &wired.front, config.limits.max_header_bytes, &work)?);
         let gateway_public = public.local_addr()?;
@@ -80,7 +79,7 @@ impl Gateway {
             work,
             operators: Tasks::default(),
             wired,
-            memory,
+            store,
             workers: Some((workers, accepting)),
         };
         gateway.serve_probes(admin)?;
@@ -97,7 +96,7 @@ impl Gateway {
 
     fn serve_probes(&self, listener: std::net::TcpListener) -> anyhow::Result<()> {
         let listener = TcpListener::from_std(listener)?;
-        let routes = drawbridge_admin::probes(self.work.clients.clone(), Arc::new(Vec::new));
+        let routes = drawbridge_admin::probes(self.work.clients.clone(), self.reasons());
         // Probes are answered while the gateway drains, so that its not being ready can be seen.
         self.operators.spawn("probes", async move {
             let served = axum::serve(listener, routes).await;
@@ -108,8 +107,20 @@ impl Gateway {
         Ok(())
     }
 
+    /// What keeps this instance from being sent requests: it has not met the others yet. Once it has, it goes on
+    /// without them.
+    fn reasons(&self) -> drawbridge_admin::Reasons {
+        let (store, peers) = (self.store.clone(), self.wired.peers.clone());
+        Arc::new(move || {
+            if peers.has_announced() {
+                return Vec::new();
+            }
+            vec![store.trouble().unwrap_or_else(|| "not known to the other instances yet".to_owned())]
+        })
+    }
+
     fn sweep_now_and_then(&self) {
-        let (wired, memory, tasks) = (self.wired.clone(), self.memory.clone(), self.work.clients.clone());
+        let (wired, store, tasks) = (self.wired.clone(), self.store.clone(), self.work.clients.clone());
         self.work.clients.spawn("sweep", async move {
             for tick in 1u64.. {
                 tokio::select! {
@@ -122,7 +133,7 @@ impl Gateway {
                 }
                 wired.front.sweep();
                 wired.events.sweep();
-                memory.sweep();
+                store.sweep();
             }
         });
     }
@@ -151,6 +162,7 @@ impl Gateway {
         let _ = tokio::time::timeout(BACKEND_TIME, futures_util::future::join_all(closing)).await;
         self.work.backends.finish(BACKEND_TIME).await;
         self.wired.peers.leave().await;
+        self.store.close();
         self.work.fleet.finish(Duration::ZERO).await;
         self.operators.finish(Duration::ZERO).await;
         if let Some((workers, accepting)) = self.workers.take() {

@@ -187,6 +187,11 @@ impl Peers {
         !self.0.state.is_fleet || self.0.alive_at.lock().is_some_and(|at| at.elapsed() < LIFE)
     }
 
+    /// Whether the others have ever known of this instance.
+    pub fn has_announced(&self) -> bool {
+        !self.0.state.is_fleet || self.0.alive_at.lock().is_some()
+    }
+
     /// Waits until that is so, but not for long: where the bus is away, nobody can take anything over.
     pub async fn confirm(&self) {
         let confirmed = async {
