@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use drawbridge_admin::metrics::Exporter;
 use drawbridge_core::seal::SealKey;
 use drawbridge_core::{Tasks, worker};
 use drawbridge_upstream::process::GuardCommand;
@@ -78,6 +79,7 @@ impl Gateway {
             wired,
             workers: Some((workers, accepting)),
         };
+        gateway.wired.metrics.configuration.is_applied();
         gateway.serve_probes(admin)?;
         if let Some(listener) = probes {
             gateway.probes = Some(listener.local_addr()?);
@@ -92,7 +94,10 @@ impl Gateway {
 
     fn serve_probes(&self, listener: std::net::TcpListener) -> anyhow::Result<()> {
         let listener = TcpListener::from_std(listener)?;
+        let wired = self.wired.clone();
+        let exporter = Exporter::new(self.wired.metrics.clone(), Arc::new(move || wired.gauges()));
         let routes = drawbridge_admin::probes(self.work.clients.clone(), Arc::new(Vec::new));
+        let routes = routes.merge(exporter.routes());
         // Probes are answered while the gateway drains, so that its not being ready can be seen.
         self.operators.spawn("probes", async move {
             let served = axum::serve(listener, routes).await;

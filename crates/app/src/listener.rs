@@ -245,6 +245,7 @@ mod tests {
             events: Arc::new(EventRing::new(1 << 20, Duration::from_secs(60))),
             revocations: Arc::new(MemoryRevocations::default()),
             tasks: Tasks::default(),
+            metrics: Arc::default(),
         })
     }
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use anyhow::{Context as _, anyhow};
 use drawbridge_core::event_log::EventRing;
+use drawbridge_core::metrics::{Gauges, Metrics};
 use drawbridge_core::revocation::MemoryRevocations;
 use drawbridge_core::seal::{KeyRing, SealKey};
 use drawbridge_core::{Backend, BackendName, Endpoint, Recalling, RoundOptions, Rounds, Tasks};
@@ -31,6 +32,15 @@ pub struct Wired {
     pub events: Arc<EventRing>,
     /// To be swept now and then.
     pub revocations: Arc<MemoryRevocations>,
+    /// What is counted.
+    pub metrics: Arc<Metrics>,
+}
+
+impl Wired {
+    /// What is open and under way.
+    pub fn gauges(&self) -> Gauges {
+        Gauges { event_log_bytes: self.events.size().1, ..self.front.gauges() }
+    }
 }
 
 /// Background work, apart for what must end first.
@@ -55,12 +65,14 @@ pub fn wire(
     work: &Work,
 ) -> anyhow::Result<Wired> {
     let keys = Arc::new(KeyRing::new(keys)?);
+    let metrics = Arc::<Metrics>::default();
     let cap = ProcessCap::new(config.limits.max_processes);
+    let means = Means { guard, cap: &cap, workers, tasks: &work.backends, metrics: &metrics };
     let mut backends: BTreeMap<&str, Arc<dyn Backend>> = BTreeMap::new();
     for (name, backend) in &config.backends {
-        let made = make_backend(config, name, backend, guard, &cap, workers, &work.backends);
+        let made = make_backend(config, name, backend, &means);
         let made = made.with_context(|| format!("backend \"{name}\""))?;
-        backends.insert(name, Recalling::new(made, backend.cache));
+        backends.insert(name, Recalling::new(made, backend.cache, metrics.backend(name)));
     }
     let all: Vec<_> = backends.values().cloned().collect();
     let named = |name: &str| BackendName::parse(name).ok_or_else(|| anyhow!("\"{name}\" is not a name"));
@@ -71,8 +83,11 @@ pub fn wire(
     };
     // What a parked call still has to say goes to a backend, so it ends with the work there.
     let rounds = Rounds::new(keys.clone(), round_options, work.backends.clone());
-    let make_endpoint =
-        |name, backends| Arc::new(Endpoint::new(name, backends, keys.clone(), rounds.clone()));
+    let make_endpoint = |name, backends| {
+        let endpoint = Endpoint::new(name, backends, keys.clone(), rounds.clone());
+        let counted = metrics.endpoint(endpoint.display_name());
+        Arc::new(endpoint.counted(counted))
+    };
     let mut endpoints = vec![make_endpoint(None, all.clone())];
     for (name, backend) in &backends {
         endpoints.push(make_endpoint(Some(named(name)?), vec![backend.clone()]));
@@ -91,8 +106,9 @@ pub fn wire(
         events: events.clone(),
         revocations: revocations.clone(),
         tasks: work.clients.clone(),
+        metrics: metrics.clone(),
     });
-    Ok(Wired { front, backends: all, events, revocations })
+    Ok(Wired { front, backends: all, events, revocations, metrics })
 }
 
 fn front_options(config: &Config) -> FrontOptions {
@@ -112,15 +128,22 @@ fn front_options(config: &Config) -> FrontOptions {
     }
 }
 
+/// What backends are made with, beside what the configuration says.
+struct Means<'a> {
+    guard: &'a GuardCommand,
+    cap: &'a ProcessCap,
+    workers: usize,
+    tasks: &'a Tasks,
+    metrics: &'a Metrics,
+}
+
 fn make_backend(
     config: &Config,
     name: &str,
     backend: &config::Backend,
-    guard: &GuardCommand,
-    cap: &ProcessCap,
-    workers: usize,
-    tasks: &Tasks,
+    means: &Means<'_>,
 ) -> anyhow::Result<Arc<dyn Backend>> {
+    let tasks = means.tasks;
     let name = BackendName::parse(name).ok_or_else(|| anyhow!("not a name"))?;
     let mut options = Options {
         era: match backend.era {
@@ -143,12 +166,14 @@ fn make_backend(
         max_result_bytes: config.limits.max_result_bytes,
         max_event_bytes: config.limits.max_event_bytes,
         max_line_bytes: config.limits.max_line_bytes,
+        metrics: means.metrics.backend(name.as_str()),
         ..Options::new(name.clone())
     };
     Ok(match &backend.kind {
         BackendKind::Http(http) => {
             let target = Target::parse(http.url.as_str())?;
-            let outbound = Outbound::new(target.uri(), &outbound_options(config, http, &options, workers))?;
+            let outbound =
+                Outbound::new(target.uri(), &outbound_options(config, http, &options, means.workers))?;
             let transport = match http.transport {
                 Transport::Auto => TransportChoice::Auto,
                 Transport::StreamableHttp => TransportChoice::StreamableHttp,
@@ -172,7 +197,7 @@ fn make_backend(
                 max_queue: stdio.max_queue,
                 queue_timeout: stdio.queue_timeout,
             };
-            StdioBackend::new(spec, guard.clone(), limits, cap.clone(), options, tasks.clone())
+            StdioBackend::new(spec, means.guard.clone(), limits, means.cap.clone(), options, tasks.clone())
         }
     })
 }
