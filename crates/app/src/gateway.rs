@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use drawbridge_admin::metrics::Exporter;
 use drawbridge_core::seal::SealKey;
+use drawbridge_core::state::MemoryState;
 use drawbridge_core::{Tasks, worker};
 use drawbridge_upstream::process::GuardCommand;
 use tokio::net::TcpListener;
@@ -36,6 +37,7 @@ pub struct Gateway {
     /// The listeners of probes, which answer until all else has ended.
     operators: Tasks,
     wired: Arc<Wired>,
+    memory: MemoryState,
     workers: Option<(Arc<Workers>, JoinHandle<()>)>,
 }
 
@@ -61,7 +63,9 @@ impl Gateway {
         let public = bind(config.public.listen, "public.listen")?;
         let admin = bind(config.admin.listen, "admin.listen")?;
         let probes = config.admin.probes.map(|address| bind(address, "admin.probes")).transpose()?;
-        let wired = Arc::new(wire(&config, &keys, guard, cores + 1, &work)?);
+        let memory = MemoryState::new(config.limits.event_log_bytes, config.limits.event_log_ttl);
+        let state = memory.instance(false);
+        let wired = Arc::new(wire(&config, state, &keys, guard, cores + 1, &work)?);
         let workers = Arc::new(Workers::start(cores, &wired.front, config.limits.max_header_bytes, &work)?);
         let gateway_public = public.local_addr()?;
         let accepting = {
@@ -77,6 +81,7 @@ impl Gateway {
             work,
             operators: Tasks::default(),
             wired,
+            memory,
             workers: Some((workers, accepting)),
         };
         gateway.wired.metrics.configuration.is_applied();
@@ -109,7 +114,7 @@ impl Gateway {
     }
 
     fn sweep_now_and_then(&self) {
-        let (wired, tasks) = (self.wired.clone(), self.work.clients.clone());
+        let (wired, memory, tasks) = (self.wired.clone(), self.memory.clone(), self.work.clients.clone());
         self.work.clients.spawn("sweep", async move {
             for tick in 1u64.. {
                 tokio::select! {
@@ -122,7 +127,7 @@ impl Gateway {
                 }
                 wired.front.sweep();
                 wired.events.sweep();
-                wired.revocations.sweep();
+                memory.sweep();
             }
         });
     }
@@ -150,6 +155,8 @@ impl Gateway {
         let closing = self.wired.backends.iter().map(|backend| backend.close());
         let _ = tokio::time::timeout(BACKEND_TIME, futures_util::future::join_all(closing)).await;
         self.work.backends.finish(BACKEND_TIME).await;
+        self.wired.peers.leave().await;
+        self.work.fleet.finish(Duration::ZERO).await;
         self.operators.finish(Duration::ZERO).await;
         if let Some((workers, accepting)) = self.workers.take() {
             let _ = accepting.await;

@@ -95,7 +95,7 @@ impl Endpoint {
     }
 
     /// The names of what is behind it, for messages.
-    pub(crate) fn backend_names(&self) -> String {
+    pub fn backend_names(&self) -> String {
         let names: Vec<_> = self.backends.iter().map(|backend| backend.name().as_str()).collect();
         names.join(" or ")
     }

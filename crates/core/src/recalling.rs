@@ -8,6 +8,7 @@
 //!          ◀── answer ── keep ◀── learn, leave out ◀───────────┘
 //! ```
 
+use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -17,6 +18,7 @@ use drawbridge_wire::message::Field;
 use drawbridge_wire::{Id, Message, code, json, method};
 use futures_util::future::ready;
 use futures_util::{StreamExt as _, stream};
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use crate::backend::{Backend, BackendName, Conversation, Description, Scope, Unsolicited};
@@ -24,8 +26,10 @@ use crate::cache::{Asked, Cache};
 use crate::call::{Call, Event, Events, Reply, Shape, forward, generate, once};
 use crate::client::{Answers, Client};
 use crate::fault::{Deadline, Fault};
+use crate::fleet::Peers;
 use crate::metrics::{self, Method, Outcome};
 use crate::mirrored::{self, Mirrored, Tool};
+use crate::state::Heard;
 
 /// A list of tools that is read for what it says about headers has at most this many pages.
 const MAX_PAGES: usize = 50;
@@ -44,20 +48,62 @@ struct Memory {
     mirrored: Mirrored,
     cache: Option<Cache>,
     metrics: Arc<metrics::Backend>,
+    /// Other instances remember too.
+    peers: Peers,
+    /// When they were told of which change.
+    told: Mutex<HashMap<String, Instant>>,
+}
+
+/// Other instances hear of the same change at most this often.
+const TELL_EVERY: Duration = Duration::from_millis(100);
+const MAX_TOLD: usize = 256;
+
+/// Forgets what other instances say has changed.
+async fn hear_elsewhere(memory: Weak<Memory>) {
+    loop {
+        let Some((bus, topic)) = memory.upgrade().map(|m| (m.peers.state().bus.clone(), m.topic())) else {
+            return;
+        };
+        if let Ok(mut changes) = bus.subscribe(&topic).await {
+            while let Some(heard) = changes.next().await {
+                let Some(memory) = memory.upgrade() else { return };
+                match heard {
+                    Heard::Message(text) => {
+                        if let Ok(message) = Message::parse(text) {
+                            memory.forget(&message);
+                        }
+                    }
+                    Heard::Missed => memory.forget_all(),
+                }
+            }
+        }
+        tokio::time::sleep(TELL_EVERY).await;
+    }
 }
 
 impl Recalling {
     /// Gives `inner` a memory; it keeps answers only if `cache` says so. What is sent to `inner` is counted in
     /// `metrics`.
-    pub fn new(inner: Arc<dyn Backend>, cache: bool, metrics: Arc<metrics::Backend>) -> Arc<Self> {
+    pub fn new(
+        inner: Arc<dyn Backend>,
+        cache: bool,
+        peers: &Peers,
+        metrics: Arc<metrics::Backend>,
+    ) -> Arc<Self> {
         let memory = Memory {
             name: inner.name().clone(),
             list_timeout: inner.list_timeout(),
             mirrored: Mirrored::new(inner.name().clone()),
             cache: cache.then(Cache::default),
             metrics,
+            peers: peers.clone(),
+            told: Mutex::default(),
         };
-        Arc::new(Self { inner, memory: Arc::new(memory) })
+        let memory = Arc::new(memory);
+        if peers.state().is_fleet {
+            peers.tasks().spawn("hear of changes", hear_elsewhere(Arc::downgrade(&memory)));
+        }
+        Arc::new(Self { inner, memory })
     }
 }
 
@@ -121,6 +167,13 @@ impl Unsolicited for Listener {
 impl Memory {
     fn hear(&self, event: &Event) {
         let Event::Notify(message) = event else { return };
+        self.forget(message);
+        if self.peers.state().is_fleet && is_change(message) {
+            self.tell(message);
+        }
+    }
+
+    fn forget(&self, message: &Message) {
         if let Some(cache) = &self.cache {
             cache.heard(message);
         }
@@ -128,9 +181,54 @@ impl Memory {
             self.mirrored.forget();
         }
     }
+
+    fn forget_all(&self) {
+        if let Some(cache) = &self.cache {
+            cache.clear();
+        }
+        self.mirrored.forget();
+    }
+
+    fn topic(&self) -> String {
+        format!("changes:{}", self.name)
+    }
+
+    /// Tells the other instances of a change, unless they have just heard of it.
+    fn tell(&self, message: &Message) {
+        let about = format!("{} {}", message.method(), message.text(Field::Uri).unwrap_or_default());
+        let now = Instant::now();
+        {
+            let mut told = self.told.lock();
+            if told.len() >= MAX_TOLD {
+                told.retain(|_, at| now.duration_since(*at) < TELL_EVERY);
+            }
+            if told.get(&about).is_some_and(|at| now.duration_since(*at) < TELL_EVERY) {
+                return;
+            }
+            told.insert(about, now);
+        }
+        let (bus, topic, text) = (self.peers.state().bus.clone(), self.topic(), message.bytes().clone());
+        self.peers.tasks().spawn("tell of a change", async move {
+            // Who is not told keeps what it has until its time is over.
+            if let Err(e) = bus.publish(&topic, text).await {
+                tracing::debug!("other instances were not told of a change: {e}");
+            }
+        });
+    }
 }
 
 /// A conversation that is read along.
+/// Whether a notification says that something is not what it was.
+fn is_change(message: &Message) -> bool {
+    matches!(
+        message.method().as_ref(),
+        method::TOOLS_LIST_CHANGED
+            | method::PROMPTS_LIST_CHANGED
+            | method::RESOURCES_LIST_CHANGED
+            | method::RESOURCES_UPDATED
+    )
+}
+
 struct Talk {
     memory: Arc<Memory>,
     inner: Arc<dyn Conversation>,
@@ -180,6 +278,10 @@ impl Conversation for Talk {
 
     async fn close(&self) {
         self.inner.close().await;
+    }
+
+    async fn leave(&self) {
+        self.inner.leave().await;
     }
 }
 

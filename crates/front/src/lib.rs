@@ -25,8 +25,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use axum::body::Body;
 use drawbridge_core::event_log::EventRing;
+use drawbridge_core::fault::Bounded;
+use drawbridge_core::fleet::Peers;
 use drawbridge_core::metrics::{Gauges, Metrics};
-use drawbridge_core::revocation::Revocations;
 use drawbridge_core::seal::KeyRing;
 use drawbridge_core::{Endpoint, Fault, Rounds, Tasks, request};
 use drawbridge_wire::{ProtocolVersion, RpcError, code, header};
@@ -55,6 +56,7 @@ pub(crate) struct Inner {
     metrics: Arc<Metrics>,
     pub(crate) legacy: Legacy,
     rounds: Arc<Rounds>,
+    pub(crate) peers: Peers,
 }
 
 /// The parts that a front is made of.
@@ -67,14 +69,14 @@ pub struct Parts {
     pub keys: Arc<KeyRing>,
     /// Keeps the events of streams for resumption.
     pub events: Arc<EventRing>,
-    /// Ended sessions.
-    pub revocations: Arc<dyn Revocations>,
     /// Calls that wait for their clients.
     pub rounds: Arc<Rounds>,
     /// Background work.
     pub tasks: Tasks,
     /// Where answers are counted.
     pub metrics: Arc<Metrics>,
+    /// The other instances.
+    pub peers: Peers,
 }
 
 impl Front {
@@ -85,9 +87,9 @@ impl Front {
             .into_iter()
             .map(|endpoint| (endpoint.name().map(ToString::to_string), endpoint))
             .collect();
-        let legacy =
-            Legacy::new(&parts.options, parts.keys, parts.events, parts.revocations, parts.tasks.clone());
-        Self(Arc::new(Inner {
+        let tasks = parts.tasks.clone();
+        let legacy = Legacy::new(&parts.options, parts.keys, parts.events, tasks, &parts.peers);
+        let inner = Arc::new(Inner {
             origins: Origins::new(&parts.options),
             options: parts.options,
             endpoints,
@@ -97,7 +99,10 @@ impl Front {
             metrics: parts.metrics,
             legacy,
             rounds: parts.rounds,
-        }))
+            peers: parts.peers,
+        });
+        legacy::fleet::attend(&inner);
+        Self(inner)
     }
 
     /// Ends what was not used for long. To be called now and then.
@@ -178,7 +183,7 @@ impl Inner {
         let admitted = Admitted(self.clone());
         let limit = self.options.max_in_flight;
         if self.in_flight.fetch_add(1, Ordering::Relaxed) >= limit {
-            return Err(Fault::Busy { what: "requests", limit });
+            return Err(Fault::Busy { what: Bounded::Requests, limit });
         }
         Ok(admitted)
     }
@@ -193,7 +198,9 @@ impl Inner {
             (Transport::StreamableHttp, &(Method::GET | Method::DELETE)) if is_modern(&head) => {
                 Err(Refusal::status(StatusCode::METHOD_NOT_ALLOWED, "this protocol version only has POST"))
             }
-            (Transport::StreamableHttp, &Method::GET) => legacy::http::get(&self, &endpoint, &head.headers),
+            (Transport::StreamableHttp, &Method::GET) => {
+                legacy::http::get(&self, &endpoint, &head.headers).await
+            }
             (Transport::StreamableHttp, &Method::DELETE) => {
                 legacy::http::delete(&self, &endpoint, &head.headers).await
             }

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use axum::body::Body;
 use bytes::{Bytes, BytesMut};
+use drawbridge_core::fault::Bounded;
 use drawbridge_core::metrics::Stream as Kind;
 use drawbridge_core::{Fault, request};
 use drawbridge_wire::Payload;
@@ -56,7 +57,7 @@ impl StreamPermit {
         open.by_kind[kind as usize].fetch_add(1, Ordering::Relaxed);
         let permit = Self { open: open.clone(), kind };
         if open.all.fetch_add(1, Ordering::Relaxed) >= limit {
-            return Err(Fault::Busy { what: "streams", limit });
+            return Err(Fault::Busy { what: Bounded::Streams, limit });
         }
         Ok(permit)
     }

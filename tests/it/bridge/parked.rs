@@ -236,7 +236,8 @@ async fn r079_a_state_is_good_for_its_own_call_only() {
     other_tool["name"] = json!("echo");
     let mut forged = good.clone();
     let state = asked["requestState"].as_str().unwrap();
-    forged["requestState"] = json!(format!("{}x", &state[..state.len() - 1]));
+    let other_end = if state.ends_with('x') { "y" } else { "x" };
+    forged["requestState"] = json!(format!("{}{other_end}", &state[..state.len() - 1]));
     let mut cut = good.clone();
     cut["requestState"] = json!(&state[..state.len() / 2]);
     let mut no_text = good.clone();

@@ -8,12 +8,15 @@ use std::task::{Context, Poll};
 use bytes::Bytes;
 use drawbridge_core::call::{Call, Event, Events};
 use drawbridge_core::event_log::StreamKey;
+use drawbridge_core::state::InstanceId;
 use drawbridge_core::{Conversing, Tasks};
 use drawbridge_wire::{Id, Message, Payload, sse};
 use futures_util::{Stream, StreamExt as _};
 
 use super::encode::{self, Out};
+use super::fleet;
 use super::session::{InFlight, Session, Transport};
+use super::spill::{self, Spill};
 use crate::record::{End, Record};
 
 /// One call of a session, as the messages it is to the client.
@@ -127,22 +130,30 @@ impl Running {
 }
 
 /// Where the messages of a stream are logged.
-#[derive(Clone)]
 pub(super) struct Log {
     pub(super) session: Arc<Session>,
     pub(super) key: StreamKey,
+    /// The end of event ids: the request that the stream answers, if it is one.
+    tag: Option<String>,
     seq: u64,
+    /// Copies the events, once they may be wanted elsewhere.
+    spill: Option<Spill>,
 }
 
 impl Log {
     /// A log for the stream whose number is `stream`.
-    pub(super) fn new(session: &Arc<Session>, stream: u64) -> Self {
-        Self { session: session.clone(), key: StreamKey { session: session.key, stream }, seq: 0 }
+    pub(super) fn new(session: &Arc<Session>, stream: u64, id: Option<&Id>) -> Self {
+        let key = StreamKey { session: session.key, stream };
+        Self { session: session.clone(), key, tag: id.and_then(fleet::tag_of), seq: 0, spill: None }
     }
 
     /// The id of the event with number `seq`.
     pub(super) fn event_id(&self, seq: u64) -> String {
-        event_id(&self.session.instance, self.key.stream, seq)
+        let id = event_id(&self.session.instance, self.key.stream, seq);
+        match &self.tag {
+            Some(tag) => format!("{id}.{tag}"),
+            None => id,
+        }
     }
 
     /// Logs a message; returns it as an event.
@@ -150,12 +161,39 @@ impl Log {
         self.seq += 1;
         let text = payload.into_bytes();
         self.session.events.append(self.key, self.seq, text.clone());
+        if let Some(spill) = &self.spill
+            && !spill.event(self.seq, text.clone())
+        {
+            self.spill = None;
+        }
         sse::encode(Some(&self.event_id(self.seq)), Payload::from(text))
     }
 }
 
-/// An event id: which run of which instance, which stream, which place in it.
-pub(super) fn event_id(instance: &str, stream: u64, seq: u64) -> String {
+impl Log {
+    /// Copies the events, from the first on, to where other instances find them.
+    fn spill(&mut self, tasks: &Tasks) {
+        let state = self.session.peers.state();
+        if self.spill.is_some() || !state.is_fleet {
+            return;
+        }
+        let before = self.session.events.read_after(self.key, 0);
+        if let Some(before) = before {
+            self.spill = Some(Spill::start(state.clone(), self.key, before.events, tasks));
+        }
+    }
+
+    /// Nothing follows.
+    fn finish(&mut self) {
+        self.session.events.finish(self.key);
+        if let Some(spill) = self.spill.take() {
+            spill.finish();
+        }
+    }
+}
+
+/// An event id: which run of which instance, which stream, which place in it. Of a call's stream, also which request.
+pub(super) fn event_id(instance: &InstanceId, stream: u64, seq: u64) -> String {
     format!("{instance}.{stream}.{seq}")
 }
 
@@ -163,12 +201,14 @@ pub(super) fn event_id(instance: &str, stream: u64, seq: u64) -> String {
 pub(super) struct Held {
     running: Option<Running>,
     log: Option<Log>,
+    /// When its events are to be copied.
+    spill_at: Option<Pin<Box<tokio::time::Sleep>>>,
     tasks: Tasks,
 }
 
 impl Held {
     pub(super) fn new(running: Running, tasks: Tasks) -> Self {
-        Self { running: Some(running), log: None, tasks }
+        Self { running: Some(running), log: None, spill_at: None, tasks }
     }
 
     /// How the client gets what comes of these calls.
@@ -181,6 +221,14 @@ impl Held {
         self.running.as_ref()?.in_flight.first().map(|call| call.serial)
     }
 
+    /// The request that these calls answer, if it is one.
+    pub(super) fn only_id(&self) -> Option<&Id> {
+        match self.running.as_ref()?.in_flight.as_slice() {
+            [call] => Some(&call.id),
+            _ => None,
+        }
+    }
+
     /// From now on messages are events of a stream that can be resumed.
     pub(super) fn log(&mut self, log: Log) {
         if let Some(running) = &self.running {
@@ -188,7 +236,18 @@ impl Held {
         }
         // The stream exists from its first event on, even if that carries nothing.
         log.session.events.append(log.key, 0, Bytes::new());
+        if log.session.peers.state().is_fleet {
+            self.spill_at = Some(Box::pin(tokio::time::sleep(spill::AFTER)));
+        }
         self.log = Some(log);
+    }
+
+    /// Copies the events to where other instances find them.
+    pub(super) fn spill(&mut self) {
+        self.spill_at = None;
+        if let Some(log) = &mut self.log {
+            log.spill(&self.tasks);
+        }
     }
 
     /// A message as an event, logged.
@@ -210,8 +269,8 @@ impl Held {
         let next = running.calls.poll_next_unpin(cx);
         if let Poll::Ready(None) = next {
             self.running = None;
-            if let Some(log) = &self.log {
-                log.session.events.finish(log.key);
+            if let Some(log) = &mut self.log {
+                log.finish();
             }
         }
         next
@@ -219,6 +278,7 @@ impl Held {
 
     /// Lets the calls run on in the background.
     fn hand_over(&mut self) {
+        self.spill();
         let (Some(mut running), mut log) = (self.running.take(), self.log.take()) else { return };
         for call in &running.in_flight {
             if call.transport() == Transport::Json {
@@ -233,8 +293,8 @@ impl Held {
                     log.write(out.payload);
                 }
             }
-            if let Some(log) = &log {
-                log.session.events.finish(log.key);
+            if let Some(log) = &mut log {
+                log.finish();
             }
         });
     }
@@ -251,7 +311,13 @@ impl Drop for Held {
 pub(super) fn stream_of(mut held: Held) -> crate::stream::Source {
     Box::pin(futures_util::stream::poll_fn(move |cx| {
         loop {
+            if held.spill_at.as_mut().is_some_and(|timer| timer.as_mut().poll(cx).is_ready()) {
+                held.spill();
+            }
             let Some(out) = std::task::ready!(held.poll_message(cx)) else { return Poll::Ready(None) };
+            if out.asks {
+                held.spill();
+            }
             if let Some(delay) = out.pause.filter(|_| held.log.is_some()) {
                 held.hand_over();
                 return Poll::Ready(Some(Payload::from(sse::encode_retry(delay.as_millis()))));

@@ -9,6 +9,8 @@ use bytes::Bytes;
 use drawbridge_core::backend::{Scope, Unsolicited};
 use drawbridge_core::call::{Ask, AskKey, Event};
 use drawbridge_core::event_log::{EventRing, SessionKey, StreamKey};
+use drawbridge_core::fleet::Peers;
+use drawbridge_core::state::InstanceId;
 use drawbridge_core::{Client, Conversation, Conversing, Endpoint};
 use drawbridge_wire::{Id, Message, RpcError, code};
 use futures_util::task::AtomicWaker;
@@ -90,6 +92,15 @@ struct Standalone {
     /// Which opening of the stream is the receiver; 0: none is open.
     receiver: u64,
     openings: u64,
+    /// The client has opened another one at another instance since.
+    moved: bool,
+}
+
+impl Standalone {
+    /// Whether the client has such a stream, or had one and may come back to it, here.
+    fn is_here(&self) -> bool {
+        self.openings > 0 && !self.moved
+    }
 }
 
 struct Pending {
@@ -114,7 +125,8 @@ pub struct Session {
     /// The client as backends see it.
     towards: Arc<Client>,
     pub(super) endpoint: Arc<Endpoint>,
-    pub(super) instance: Arc<str>,
+    pub(super) instance: InstanceId,
+    pub(super) peers: Peers,
     pub(super) events: Arc<EventRing>,
     state: Mutex<State>,
     used: Mutex<Instant>,
@@ -127,7 +139,7 @@ impl Session {
         key: SessionKey,
         client: Arc<Client>,
         endpoint: Arc<Endpoint>,
-        instance: Arc<str>,
+        peers: Peers,
         events: Arc<EventRing>,
     ) -> Arc<Self> {
         Arc::new_cyclic(|me| Self {
@@ -136,7 +148,8 @@ impl Session {
             towards: endpoint.towards_backends(&client),
             client,
             endpoint,
-            instance,
+            instance: peers.instance().clone(),
+            peers,
             events,
             state: Mutex::default(),
             used: Mutex::new(Instant::now()),
@@ -183,6 +196,14 @@ impl Session {
         let conversations = std::mem::take(&mut self.state.lock().conversations);
         for (_, conversation) in conversations {
             conversation.close().await;
+        }
+    }
+
+    /// Leaves them to other instances.
+    pub(super) async fn leave(&self) {
+        let conversations = std::mem::take(&mut self.state.lock().conversations);
+        for (_, conversation) in conversations {
+            conversation.leave().await;
         }
     }
 
@@ -253,15 +274,24 @@ impl Session {
         Some(request)
     }
 
-    /// Takes the client's response to an ask; one that nobody waits for is ignored.
-    pub(super) fn answer(&self, response: Message) {
+    /// Takes the client's response to an ask; one that nobody waits for is ignored. Gives back one that is for another
+    /// instance.
+    pub(super) fn answer(&self, response: Message) -> Option<(InstanceId, AskKey, Message)> {
         self.touch();
-        let key = response.id().and_then(|id| {
-            let text = id.text()?.into_owned();
-            let (instance, key) = text.split_once('-')?;
-            (*instance == *self.instance).then(|| key.parse().ok().map(AskKey)).flatten()
-        });
-        let pending = key.and_then(|key| self.state.lock().asks.remove(&key));
+        let id = response.id()?;
+        let text = id.text()?.into_owned();
+        let (instance, key) = text.split_once('-')?;
+        let key = AskKey(key.parse().ok()?);
+        if instance != self.instance.as_str() {
+            return Some((InstanceId::parse(instance)?, key, response));
+        }
+        self.take_answer(key, response);
+        None
+    }
+
+    /// Takes the response to an ask of this instance.
+    pub(super) fn take_answer(&self, key: AskKey, response: Message) {
+        let pending = self.state.lock().asks.remove(&key);
         if let Some(pending) = pending {
             // The call may have ended meanwhile.
             let _ = pending.reply.send(response);
@@ -289,6 +319,7 @@ impl Session {
             let mut state = self.state.lock();
             let standalone = &mut state.standalone;
             standalone.openings += 1;
+            standalone.moved = false;
             standalone.receiver = standalone.openings;
             if let Some(seen) = seen {
                 standalone.waiting.retain(|(seq, _)| *seq > seen);
@@ -301,6 +332,21 @@ impl Session {
             self.conversation(index).listen();
         }
         opening
+    }
+
+    /// The client has opened its standalone stream at another instance: what waits here goes there, if it asks for it.
+    pub(super) fn displace_standalone(&self) {
+        {
+            let mut state = self.state.lock();
+            if state.standalone.openings == 0 || state.standalone.moved {
+                return;
+            }
+            let Standalone { seq, openings, .. } = state.standalone;
+            state.standalone = Standalone { seq, openings, moved: true, ..Standalone::default() };
+            state.conversations.iter().for_each(|(_, conversation)| conversation.stop_listening());
+        }
+        self.standalone_waker.wake();
+        self.touch();
     }
 
     /// The number of the latest message of the standalone stream.
@@ -366,7 +412,7 @@ impl Conversing for Session {
         }
         let sink: Weak<dyn Unsolicited> = self.me.clone();
         let backend = self.endpoint.backends()[index].clone();
-        let conversation = backend.open(&self.towards, Scope::Session, Some(sink));
+        let conversation = backend.open(&self.towards, Scope::Session(self.key), Some(sink));
         state.conversations.push((index, conversation.clone()));
         conversation
     }
@@ -380,7 +426,7 @@ impl Unsolicited for Session {
         let only = (state.in_flight.len() == 1).then(|| state.in_flight[0].clone());
         let to_call = match &event {
             Event::Asks(_) | Event::Withdraw(_) => only,
-            _ => only.filter(|_| state.standalone.openings == 0),
+            _ => only.filter(|_| !state.standalone.is_here()),
         };
         if let Some(call) = to_call {
             drop(state);
