@@ -24,6 +24,8 @@ mod logging;
 #[cfg(test)]
 mod modern;
 #[cfg(test)]
+mod operating;
+#[cfg(test)]
 mod outbound;
 #[cfg(test)]
 mod sse_transport;

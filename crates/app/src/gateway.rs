@@ -4,6 +4,8 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use drawbridge_admin::metrics::Exporter;
+use drawbridge_core::metrics::Metrics;
 use drawbridge_core::seal::SealKey;
 use drawbridge_core::{Tasks, worker};
 use drawbridge_upstream::process::GuardCommand;
@@ -62,8 +64,9 @@ impl Gateway {
         let public = bind(config.public.listen, "public.listen")?;
         let admin = bind(config.admin.listen, "admin.listen")?;
         let probes = config.admin.probes.map(|address| bind(address, "admin.probes")).transpose()?;
-        let (store, state) = Store::open(&config, &work.fleet)?;
-        let wired = Arc::new(wire(&config, state, &keys, guard, cores + 1, &work)?);
+        let metrics = Arc::<Metrics>::default();
+        let (store, state) = Store::open(&config, &metrics, &work.fleet)?;
+        let wired = Arc::new(wire(&config, state, metrics, &keys, guard, cores + 1, &work)?);
         let workers = Arc::new(Workers::start(cores, &wired.front, config.limits.max_header_bytes, &work)?);
         let gateway_public = public.local_addr()?;
         let accepting = {
@@ -82,6 +85,7 @@ impl Gateway {
             store,
             workers: Some((workers, accepting)),
         };
+        gateway.wired.metrics.configuration.is_applied();
         gateway.serve_probes(admin)?;
         if let Some(listener) = probes {
             gateway.probes = Some(listener.local_addr()?);
@@ -96,7 +100,10 @@ impl Gateway {
 
     fn serve_probes(&self, listener: std::net::TcpListener) -> anyhow::Result<()> {
         let listener = TcpListener::from_std(listener)?;
+        let wired = self.wired.clone();
+        let exporter = Exporter::new(self.wired.metrics.clone(), Arc::new(move || wired.gauges()));
         let routes = drawbridge_admin::probes(self.work.clients.clone(), self.reasons());
+        let routes = routes.merge(exporter.routes());
         // Probes are answered while the gateway drains, so that its not being ready can be seen.
         self.operators.spawn("probes", async move {
             let served = axum::serve(listener, routes).await;

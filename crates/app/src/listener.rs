@@ -244,6 +244,7 @@ mod tests {
             keys,
             events: Arc::new(EventRing::new(1 << 20, Duration::from_secs(60))),
             tasks: Tasks::default(),
+            metrics: Arc::default(),
             peers: Peers::alone(),
         })
     }

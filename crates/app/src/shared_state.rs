@@ -1,11 +1,37 @@
 //! Where the instances of the gateway keep what they share: in memory, or in Redis.
 
+use std::sync::Arc;
+use std::time::Duration;
+
 use anyhow::Context as _;
 use drawbridge_core::Tasks;
+use drawbridge_core::metrics::{Direction, Metrics, Port};
 use drawbridge_core::state::{InstanceId, MemoryState, SharedState};
-use drawbridge_redis::RedisState;
+use drawbridge_redis::{Observer, RedisState};
 
 use crate::config::Config;
+
+/// Counts what goes between this instance and Redis.
+struct Counted(Arc<Metrics>);
+
+impl Observer for Counted {
+    fn command(&self, port: &'static str, took: Duration, ok: bool) {
+        let redis = &self.0.redis;
+        redis.up.set(ok);
+        if let Some(port) = Port::ALL.iter().find(|known| known.as_str() == port) {
+            let commands = redis.port(*port);
+            commands.duration.observe(took);
+            if !ok {
+                commands.errors.inc();
+            }
+        }
+    }
+
+    fn bus_message(&self, direction: &'static str) {
+        let direction = if direction == "out" { Direction::Sent } else { Direction::Received };
+        self.0.redis.bus(direction).inc();
+    }
+}
 
 /// What is shared, and how to look after it.
 #[derive(Clone)]
@@ -22,14 +48,18 @@ impl Store {
     /// # Errors
     ///
     /// If Redis can't be used as configured.
-    pub fn open(config: &Config, tasks: &Tasks) -> anyhow::Result<(Self, SharedState)> {
+    pub fn open(
+        config: &Config,
+        metrics: &Arc<Metrics>,
+        tasks: &Tasks,
+    ) -> anyhow::Result<(Self, SharedState)> {
         let limits = &config.limits;
         let Some(redis) = &config.redis else {
             let memory = MemoryState::new(limits.event_log_bytes, limits.event_log_ttl);
             let shared = memory.instance(false);
             return Ok((Self::Memory(memory), shared));
         };
-        let options = redis.options(limits).context("redis")?;
+        let options = redis.options(limits).context("redis")?.observer(Arc::new(Counted(metrics.clone())));
         let state = RedisState::connect(options, InstanceId::fresh(), tasks.clone()).context("redis")?;
         let shared = state.shared();
         Ok((Self::Redis(state), shared))

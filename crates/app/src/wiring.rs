@@ -6,6 +6,7 @@ use std::sync::Arc;
 use anyhow::{Context as _, anyhow};
 use drawbridge_core::event_log::EventRing;
 use drawbridge_core::fleet::Peers;
+use drawbridge_core::metrics::{Gauges, Metrics};
 use drawbridge_core::seal::{KeyRing, SealKey};
 use drawbridge_core::state::SharedState;
 use drawbridge_core::{Backend, BackendName, Endpoint, Recalling, RoundOptions, Rounds, Tasks};
@@ -32,6 +33,15 @@ pub struct Wired {
     pub events: Arc<EventRing>,
     /// The other instances.
     pub peers: Peers,
+    /// What is counted.
+    pub metrics: Arc<Metrics>,
+}
+
+impl Wired {
+    /// What is open and under way.
+    pub fn gauges(&self) -> Gauges {
+        Gauges { event_log_bytes: self.events.size().1, ..self.front.gauges() }
+    }
 }
 
 /// Background work, apart for what must end first.
@@ -53,6 +63,7 @@ pub struct Work {
 pub fn wire(
     config: &Config,
     state: SharedState,
+    metrics: Arc<Metrics>,
     keys: &[SealKey],
     guard: &GuardCommand,
     workers: usize,
@@ -61,11 +72,12 @@ pub fn wire(
     let keys = Arc::new(KeyRing::new(keys)?);
     let peers = Peers::new(state, work.fleet.clone());
     let cap = ProcessCap::new(config.limits.max_processes);
+    let means = Means { guard, cap: &cap, workers, tasks: &work.backends, metrics: &metrics, peers: &peers };
     let mut backends: BTreeMap<&str, Arc<dyn Backend>> = BTreeMap::new();
     for (name, backend) in &config.backends {
-        let made = make_backend(config, &peers, name, backend, guard, &cap, workers, &work.backends);
+        let made = make_backend(config, name, backend, &means);
         let made = made.with_context(|| format!("backend \"{name}\""))?;
-        backends.insert(name, Recalling::new(made, backend.cache, &peers));
+        backends.insert(name, Recalling::new(made, backend.cache, &peers, metrics.backend(name)));
     }
     let all: Vec<_> = backends.values().cloned().collect();
     let named = |name: &str| BackendName::parse(name).ok_or_else(|| anyhow!("\"{name}\" is not a name"));
@@ -76,8 +88,11 @@ pub fn wire(
     };
     // What a parked call still has to say goes to a backend, so it ends with the work there.
     let rounds = Rounds::new(keys.clone(), round_options, peers.clone(), work.backends.clone());
-    let make_endpoint =
-        |name, backends| Arc::new(Endpoint::new(name, backends, keys.clone(), rounds.clone()));
+    let make_endpoint = |name, backends| {
+        let endpoint = Endpoint::new(name, backends, keys.clone(), rounds.clone());
+        let counted = metrics.endpoint(endpoint.display_name());
+        Arc::new(endpoint.counted(counted))
+    };
     let mut endpoints = vec![make_endpoint(None, all.clone())];
     for (name, backend) in &backends {
         endpoints.push(make_endpoint(Some(named(name)?), vec![backend.clone()]));
@@ -95,9 +110,10 @@ pub fn wire(
         events: events.clone(),
         tasks: work.clients.clone(),
         peers: peers.clone(),
+        metrics: metrics.clone(),
     });
     peers.run();
-    Ok(Wired { front, backends: all, events, peers })
+    Ok(Wired { front, backends: all, events, peers, metrics })
 }
 
 fn front_options(config: &Config) -> FrontOptions {
@@ -117,17 +133,23 @@ fn front_options(config: &Config) -> FrontOptions {
     }
 }
 
-#[expect(clippy::too_many_arguments, reason = "what a backend is made of, in one place")]
+/// What backends are made with, beside what the configuration says.
+struct Means<'a> {
+    guard: &'a GuardCommand,
+    cap: &'a ProcessCap,
+    workers: usize,
+    tasks: &'a Tasks,
+    metrics: &'a Metrics,
+    peers: &'a Peers,
+}
+
 fn make_backend(
     config: &Config,
-    peers: &Peers,
     name: &str,
     backend: &config::Backend,
-    guard: &GuardCommand,
-    cap: &ProcessCap,
-    workers: usize,
-    tasks: &Tasks,
+    means: &Means<'_>,
 ) -> anyhow::Result<Arc<dyn Backend>> {
+    let (tasks, peers) = (means.tasks, means.peers);
     let name = BackendName::parse(name).ok_or_else(|| anyhow!("not a name"))?;
     let mut options = Options {
         era: match backend.era {
@@ -152,12 +174,14 @@ fn make_backend(
         max_result_bytes: config.limits.max_result_bytes,
         max_event_bytes: config.limits.max_event_bytes,
         max_line_bytes: config.limits.max_line_bytes,
+        metrics: means.metrics.backend(name.as_str()),
         ..Options::new(name.clone())
     };
     Ok(match &backend.kind {
         BackendKind::Http(http) => {
             let target = Target::parse(http.url.as_str())?;
-            let outbound = Outbound::new(target.uri(), &outbound_options(config, http, &options, workers))?;
+            let outbound =
+                Outbound::new(target.uri(), &outbound_options(config, http, &options, means.workers))?;
             let transport = match http.transport {
                 Transport::Auto => TransportChoice::Auto,
                 Transport::StreamableHttp => TransportChoice::StreamableHttp,
@@ -181,7 +205,7 @@ fn make_backend(
                 max_queue: stdio.max_queue,
                 queue_timeout: stdio.queue_timeout,
             };
-            StdioBackend::new(spec, guard.clone(), limits, cap.clone(), options, tasks.clone())
+            StdioBackend::new(spec, means.guard.clone(), limits, means.cap.clone(), options, tasks.clone())
         }
     })
 }

@@ -13,6 +13,7 @@ pub mod legacy;
 pub mod modern;
 pub mod options;
 pub mod origin;
+mod record;
 pub mod reply;
 pub mod route;
 pub mod stream;
@@ -26,6 +27,7 @@ use axum::body::Body;
 use drawbridge_core::event_log::EventRing;
 use drawbridge_core::fault::Bounded;
 use drawbridge_core::fleet::Peers;
+use drawbridge_core::metrics::{Gauges, Metrics};
 use drawbridge_core::seal::KeyRing;
 use drawbridge_core::{Endpoint, Fault, Rounds, Tasks, request};
 use drawbridge_wire::{ProtocolVersion, RpcError, code, header};
@@ -37,6 +39,7 @@ use options::FrontOptions;
 use origin::Origins;
 use reply::{Refusal, with_cors};
 use route::Transport;
+use stream::OpenStreams;
 
 /// The public face of the gateway. Cheap to clone.
 #[derive(Clone)]
@@ -49,7 +52,8 @@ pub(crate) struct Inner {
     pub(crate) tasks: Tasks,
     origins: Origins,
     in_flight: AtomicUsize,
-    pub(crate) streams: Arc<AtomicUsize>,
+    pub(crate) streams: Arc<OpenStreams>,
+    metrics: Arc<Metrics>,
     pub(crate) legacy: Legacy,
     rounds: Arc<Rounds>,
     pub(crate) peers: Peers,
@@ -69,6 +73,8 @@ pub struct Parts {
     pub rounds: Arc<Rounds>,
     /// Background work.
     pub tasks: Tasks,
+    /// Where answers are counted.
+    pub metrics: Arc<Metrics>,
     /// The other instances.
     pub peers: Peers,
 }
@@ -90,6 +96,7 @@ impl Front {
             tasks: parts.tasks,
             in_flight: AtomicUsize::new(0),
             streams: Arc::default(),
+            metrics: parts.metrics,
             legacy,
             rounds: parts.rounds,
             peers: parts.peers,
@@ -110,7 +117,19 @@ impl Front {
 
     /// How many sessions this instance keeps something for, and how many streams are open.
     pub fn load(&self) -> (usize, usize) {
-        (self.0.legacy.session_count(), self.0.streams.load(Ordering::Relaxed))
+        (self.0.legacy.session_count(), self.0.streams.count())
+    }
+
+    /// What is open and under way on this instance. The event log is not the front's.
+    pub fn gauges(&self) -> Gauges {
+        let inner = &self.0;
+        Gauges {
+            in_flight: inner.in_flight.load(Ordering::Relaxed),
+            streams: inner.streams.by_kind(),
+            sessions: inner.legacy.session_count(),
+            parked: inner.rounds.count(),
+            event_log_bytes: 0,
+        }
     }
 
     /// Ends all sessions' conversations with backends; the sessions themselves can be taken up elsewhere.
@@ -121,13 +140,19 @@ impl Front {
 
     /// Answers one request.
     pub async fn handle(&self, request: Request<Body>) -> Result<Response<Body>, Infallible> {
+        let response = self.answer(request).await;
+        self.0.metrics.responses.count(response.status().as_u16());
+        Ok(response)
+    }
+
+    async fn answer(&self, request: Request<Body>) -> Response<Body> {
         let inner = &self.0;
         let origin = match inner.origins.check(request.headers(), request.uri()) {
             Ok(origin) => origin,
-            Err(refusal) => return Ok(refusal.into_response()),
+            Err(refusal) => return refusal.into_response(),
         };
         if request.method() == Method::OPTIONS {
-            return Ok(reply::preflight(origin));
+            return reply::preflight(origin);
         }
         let traced = request.headers().get(TRACEPARENT).and_then(|v| request::Id::of_trace(v.as_bytes()));
         let id = traced.unwrap_or_else(request::Id::fresh);
@@ -140,7 +165,7 @@ impl Front {
         if let Ok(id) = HeaderValue::from_bytes(&id.digits()) {
             response.headers_mut().insert(REQUEST_ID, id);
         }
-        Ok(with_cors(response, origin))
+        with_cors(response, origin)
     }
 }
 

@@ -1,10 +1,11 @@
 //! What the configuration says about a backend, as far as both transports share it.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use drawbridge_core::fault::{Deadline, Size};
 use drawbridge_core::fleet::Peers;
-use drawbridge_core::{BackendName, Fault};
+use drawbridge_core::{BackendName, Fault, metrics};
 
 /// Which era a backend speaks, if the configuration says so.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -77,6 +78,8 @@ pub struct Options {
     pub max_event_bytes: usize,
     /// The largest line of a process, in bytes.
     pub max_line_bytes: usize,
+    /// Where its processes are counted.
+    pub metrics: Arc<metrics::Backend>,
 }
 
 impl Options {
@@ -98,6 +101,7 @@ impl Options {
             max_result_bytes: 16 << 20,
             max_event_bytes: 16 << 20,
             max_line_bytes: 16 << 20,
+            metrics: Arc::default(),
         }
     }
 

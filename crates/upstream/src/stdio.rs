@@ -14,6 +14,7 @@ use bytes::Bytes;
 use drawbridge_core::backend::{Scope, Unsolicited};
 use drawbridge_core::call::{Call, Emitter, Event, Events, forward, generate};
 use drawbridge_core::fault::{Bounded, Deadline};
+use drawbridge_core::metrics::{Gauge, Held};
 use drawbridge_core::{Answers, Backend, BackendName, Client, Conversation, Description, Fault, Tasks};
 use drawbridge_wire::{Id, Message};
 use parking_lot::Mutex;
@@ -202,6 +203,8 @@ impl Carrier for Launcher {
         let process = Process::spawn(&self.spec, &self.guard, self.tasks.tracker())
             .map_err(|e| self.not_started(e.to_string()))?;
         tracing::info!(backend.name = %self.options.name, process.pid = process.control.pid(), "process started");
+        let counters = self.options.metrics.as_program();
+        counters.starts.inc();
         let sender = Arc::new(ToProcess { writer: process.writer, options: self.options.clone() });
         let receiver = Box::new(FromProcess {
             lines: process.lines,
@@ -210,6 +213,7 @@ impl Carrier for Launcher {
             options: self.options.clone(),
             ended: None,
             _permits: permits,
+            _counted: Gauge::hold(&counters.running),
         });
         Ok(Channel { sender, receiver })
     }
@@ -242,6 +246,7 @@ struct FromProcess {
     options: Options,
     ended: Option<String>,
     _permits: (OwnedSemaphorePermit, OwnedSemaphorePermit),
+    _counted: Held,
 }
 
 #[async_trait]
@@ -310,6 +315,8 @@ impl StdioBackend {
             EraChoice::Modern => Some(Dialect::Modern),
         };
         let described = Described::new(options.era_ttl);
+        // Shown from the start on, as none.
+        options.metrics.as_program();
         let own = ProcessCap::new(limits.max_processes);
         let launcher = Arc::new(Launcher {
             spec,

@@ -15,8 +15,9 @@ use futures_util::{Stream, StreamExt as _};
 
 use super::encode::{self, Out};
 use super::fleet;
-use super::session::{InFlight, Session};
+use super::session::{InFlight, Session, Transport};
 use super::spill::{self, Spill};
+use crate::record::{End, Record};
 
 /// One call of a session, as the messages it is to the client.
 pub(super) struct CallMessages {
@@ -26,25 +27,45 @@ pub(super) struct CallMessages {
     events: Events,
     ready: VecDeque<Out>,
     ended: bool,
+    record: Record,
 }
 
 impl CallMessages {
     /// Starts the call that `request` asks for.
-    pub(super) fn start(session: &Arc<Session>, request: Message) -> Option<Self> {
+    pub(super) fn start(session: &Arc<Session>, request: Message, record: Record) -> Option<Self> {
         let id = request.id()?;
         let method = request.method().into_owned();
         let who: Arc<dyn Conversing> = session.clone();
         let client = session.client().clone();
-        let call = session.begin(id);
-        let events =
-            session.endpoint.call(&who, Call { request, client, params_headers: smallvec::SmallVec::new() });
-        Some(Self { session: session.clone(), call, method, events, ready: VecDeque::new(), ended: false })
+        let call = Call { request, client, params_headers: smallvec::SmallVec::new() };
+        let in_flight = session.begin(id);
+        let events = session.endpoint.call(&who, call);
+        Some(Self::new(session, in_flight, method, events, record))
     }
 
     /// A call that was started elsewhere.
-    pub(super) fn of(session: &Arc<Session>, id: Id, method: String, events: Events) -> Self {
-        let call = session.begin(id);
-        Self { session: session.clone(), call, method, events, ready: VecDeque::new(), ended: false }
+    pub(super) fn of(session: &Arc<Session>, id: Id, method: String, events: Events, record: Record) -> Self {
+        Self::new(session, session.begin(id), method, events, record)
+    }
+
+    fn new(
+        session: &Arc<Session>,
+        call: Arc<InFlight>,
+        method: String,
+        events: Events,
+        record: Record,
+    ) -> Self {
+        let (session, ready) = (session.clone(), VecDeque::new());
+        Self { session, call, method, events, ready, ended: false, record }
+    }
+
+    /// Notes the end of the call.
+    fn note(&mut self, end: End) {
+        let transport = self.call.transport();
+        if transport == Transport::Stream {
+            self.record.streams();
+        }
+        self.record.end(end, (transport == Transport::Json).then_some(http::StatusCode::OK));
     }
 }
 
@@ -76,7 +97,11 @@ impl Stream for CallMessages {
                 // Without an event to resume from there is nothing to gain from an early stream.
                 continue;
             }
+            let end = End::of(&event);
             this.ready.extend(encode::event(&this.session, &this.call, &this.method, event));
+            if let Some(end) = end {
+                this.note(end);
+            }
         }
     }
 }
@@ -84,6 +109,9 @@ impl Stream for CallMessages {
 impl Drop for CallMessages {
     fn drop(&mut self) {
         self.session.finish(&self.call);
+        if self.call.transport() == Transport::Stream {
+            self.record.streams();
+        }
     }
 }
 
@@ -183,6 +211,11 @@ impl Held {
         Self { running: Some(running), log: None, spill_at: None, tasks }
     }
 
+    /// How the client gets what comes of these calls.
+    pub(super) fn is(&self, transport: Transport) {
+        self.running.iter().flat_map(|running| &running.in_flight).for_each(|call| call.is(transport));
+    }
+
     /// The number that names the stream of these calls.
     pub(super) fn first_serial(&self) -> Option<u64> {
         self.running.as_ref()?.in_flight.first().map(|call| call.serial)
@@ -247,6 +280,11 @@ impl Held {
     fn hand_over(&mut self) {
         self.spill();
         let (Some(mut running), mut log) = (self.running.take(), self.log.take()) else { return };
+        for call in &running.in_flight {
+            if call.transport() == Transport::Json {
+                call.is(Transport::Gone);
+            }
+        }
         self.tasks.spawn_within("finish call", async move {
             while let Some(out) = running.calls.next().await {
                 if let Some(log) = &mut log

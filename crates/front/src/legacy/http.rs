@@ -5,6 +5,7 @@ use std::sync::Arc;
 use axum::body::Body;
 use bytes::Bytes;
 use drawbridge_core::call::Call;
+use drawbridge_core::metrics::{Era, Outcome, Stream};
 use drawbridge_core::state::InstanceId;
 use drawbridge_core::{Answers, AskKey, Client, Conversing, Endpoint, Principal};
 use drawbridge_wire::message::{Field, Incoming, Invalid};
@@ -14,9 +15,10 @@ use http::{HeaderMap, HeaderValue, Response, StatusCode};
 
 use super::calls::{self, CallMessages, Held, Log, Running};
 use super::encode::Out;
-use super::session::{STANDALONE, Session};
+use super::session::{STANDALONE, Session, Transport};
 use super::{fleet, handle, resume};
 use crate::modern::Sessionless;
+use crate::record::{self, End, Record};
 use crate::reply::{self, Refusal};
 use crate::stream::{EventBody, StreamPermit};
 use crate::{Inner, MAX_DECLARED_BYTES};
@@ -60,23 +62,41 @@ pub(crate) async fn post(
         && message.method() == method::INITIALIZE
         && message.kind() == Kind::Request
     {
-        return initialize(inner, endpoint, message).await;
+        let mut record = Record::begin(endpoint, Era::Legacy, message);
+        return match initialize(inner, endpoint, message).await {
+            Ok(answer) => {
+                record.end(End::OK, answer.status());
+                Ok(answer)
+            }
+            Err(refusal) => Err(record.refused(refusal)),
+        };
     }
     let Some(id) = session_id(&head.headers)? else {
         return without_session(inner, endpoint, head, incoming).await;
     };
-    let session = session_of(inner, endpoint, id).await?;
-    session.touch();
+    let found = match session_of(inner, endpoint, id).await {
+        Ok(session) => {
+            session.touch();
+            if needs_session(&incoming) { kept_session(inner, id, session) } else { Ok(session) }
+        }
+        Err(refusal) => Err(refusal),
+    };
+    let session = found.map_err(|refusal| record::refused(endpoint, Era::Legacy, &incoming, refusal))?;
     let (messages, batch) = match incoming {
         Incoming::One(message) => (vec![Ok(message)], false),
         Incoming::Batch(_) if !session.client().version.has_batches() => return Err(no_batches()),
         Incoming::Batch(messages) => (messages, true),
     };
-    let asks = |m: &Result<Message, Invalid>| {
-        m.as_ref().is_ok_and(|m| m.kind() == Kind::Request && m.method() != method::PING)
-    };
-    let session = if messages.iter().any(asks) { kept_session(inner, id, session)? } else { session };
     take(inner, &session, messages, batch).await
+}
+
+/// Whether something of a session has to be remembered for what it sends.
+fn needs_session(incoming: &Incoming) -> bool {
+    let asks = |m: &Message| m.kind() == Kind::Request && m.method() != method::PING;
+    match incoming {
+        Incoming::One(message) => asks(message),
+        Incoming::Batch(messages) => messages.iter().flatten().any(asks),
+    }
 }
 
 fn no_batches() -> Refusal {
@@ -179,9 +199,12 @@ async fn without_session(
     let id = message.id();
     match message.kind() {
         Kind::Notification if message.method() == method::INITIALIZED => return Ok(reply::accepted()),
-        Kind::Request if !NEED_SESSION.contains(&message.method().as_ref()) => {}
-        Kind::Request => return Err(needed(id)),
+        Kind::Request => {}
         _ => return Err(needed(None)),
+    }
+    let mut record = Record::begin(endpoint, Era::Legacy, &message);
+    if NEED_SESSION.contains(&message.method().as_ref()) {
+        return Err(record.refused(needed(id)));
     }
     let client = Arc::new(Client {
         principal: Principal::anonymous(),
@@ -199,13 +222,14 @@ async fn without_session(
     );
     let Some(id) = id else { return Err(needed(None)) };
     if message.method() == method::PING {
+        record.end(End::OK, StatusCode::OK);
         return Ok(reply::message(&Message::result(&id, b"{}")));
     }
     let who: Arc<dyn Conversing> =
         Arc::new(Sessionless { client: client.clone(), endpoint: endpoint.clone() });
     let call = Call { request: message.clone(), client, params_headers: smallvec::SmallVec::new() };
     let events = endpoint.call(&who, call);
-    let messages = CallMessages::of(&session, id, message.method().into_owned(), events);
+    let messages = CallMessages::of(&session, id, message.method().into_owned(), events, record);
     respond(inner, Held::new(Running::new(vec![messages]), inner.tasks.clone()), 1, false, None).await
 }
 
@@ -280,15 +304,20 @@ pub(super) fn receive(inner: &Inner, session: &Arc<Session>, message: Message) -
         },
         Kind::Request => {
             let id = message.id();
-            let refused =
-                |what: &str| Box::new(RpcError::new(code::INVALID_REQUEST, what).to_message(id.as_ref()));
+            let mut record = Record::begin(&session.endpoint, Era::Legacy, &message);
+            let mut refused = |error: RpcError| {
+                record.end(End::error(Outcome::Refused, error.code), StatusCode::OK);
+                Box::new(error.to_message(id.as_ref()))
+            };
             return Ok(match message.method().as_ref() {
                 method::PING => {
+                    record.end(End::OK, StatusCode::OK);
                     let answer = id.as_ref().map(|id| Message::result(id, b"{}"));
                     answer.map_or(Received::Nothing, |answer| Received::Answer(Box::new(answer)))
                 }
                 method::INITIALIZE => {
-                    Received::Answer(refused("initialize must come alone, to open a session"))
+                    let what = "initialize must come alone, to open a session";
+                    Received::Answer(refused(RpcError::new(code::INVALID_REQUEST, what)))
                 }
                 // A method of the other era; answering it from a session would mix the two.
                 method::DISCOVER | method::LISTEN => {
@@ -296,9 +325,9 @@ pub(super) fn receive(inner: &Inner, session: &Arc<Session>, message: Message) -
                         code::METHOD_NOT_FOUND,
                         format!("method not found: {}", message.method()),
                     );
-                    Received::Answer(Box::new(error.to_message(id.as_ref())))
+                    Received::Answer(refused(error))
                 }
-                _ => match CallMessages::start(session, message) {
+                _ => match CallMessages::start(session, message, record) {
                     Some(call) => Received::Call(Box::new(call)),
                     None => Received::Nothing,
                 },
@@ -360,9 +389,10 @@ async fn respond(
         }
         return Ok(reply::json(StatusCode::OK, joined(answers, batch)));
     }
-    let Ok(permit) = StreamPermit::take(&inner.streams, inner.options.max_streams) else {
+    let Ok(permit) = StreamPermit::take(&inner.streams, Stream::Call, inner.options.max_streams) else {
         return Ok(without_stream(held, session, before_answers, answers, batch).await);
     };
+    held.is(Transport::Stream);
     answers.extend(before_answers);
     let mut opening = bytes::BytesMut::from(&b":\n\n"[..]);
     if let Some(session) = session {
@@ -437,10 +467,14 @@ pub(crate) async fn get(
         ));
     };
     let session = kept_session(inner, id, session_of(inner, endpoint, id).await?)?;
-    let permit = StreamPermit::take(&inner.streams, inner.options.max_streams)
+    let place = reply::text(headers, header::LAST_EVENT_ID).and_then(resume::parse_event_id);
+    let kind = match &place {
+        Some(place) if place.stream != STANDALONE => Stream::Call,
+        _ => Stream::Standalone,
+    };
+    let permit = StreamPermit::take(&inner.streams, kind, inner.options.max_streams)
         .map_err(|f| Refusal::unavailable(&f))?;
     let mut opening = bytes::BytesMut::from(&b":\n\n"[..]);
-    let place = reply::text(headers, header::LAST_EVENT_ID).and_then(resume::parse_event_id);
     let source = match &place {
         Some(place) => resume::from(inner, &session, place).await.map_err(|f| Refusal::unavailable(&f))?,
         None => resume::standalone(inner, &session, None),

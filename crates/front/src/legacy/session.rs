@@ -1,7 +1,7 @@
 //! What an instance keeps for a session: everything here can be lost without ending the session.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -39,6 +39,18 @@ pub(super) struct InFlight {
     displaced: AtomicBool,
     /// The number of its stream, once it has one.
     stream: AtomicU64,
+    transport: AtomicU8,
+}
+
+/// How the client gets what comes of a call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Transport {
+    /// As the one answer of its request.
+    Json,
+    /// On a stream.
+    Stream,
+    /// Not at all: it went away before there was a stream.
+    Gone,
 }
 
 impl InFlight {
@@ -53,6 +65,18 @@ impl InFlight {
     /// Whether the connection that reads the call has lost it to another; true once.
     pub(super) fn take_displaced(&self) -> bool {
         self.displaced.swap(false, Ordering::AcqRel)
+    }
+
+    pub(super) fn is(&self, transport: Transport) {
+        self.transport.store(transport as u8, Ordering::Relaxed);
+    }
+
+    pub(super) fn transport(&self) -> Transport {
+        match self.transport.load(Ordering::Relaxed) {
+            0 => Transport::Json,
+            1 => Transport::Stream,
+            _ => Transport::Gone,
+        }
     }
 
     pub(super) fn set_stream(&self, stream: u64) {
@@ -196,6 +220,7 @@ impl Session {
             cancelled: AtomicBool::new(false),
             displaced: AtomicBool::new(false),
             stream: AtomicU64::new(STANDALONE),
+            transport: AtomicU8::new(Transport::Json as u8),
         });
         self.state.lock().in_flight.push(call.clone());
         self.touch();

@@ -8,6 +8,7 @@ use std::task::Poll;
 use axum::body::Body;
 use bytes::{Bytes, BytesMut};
 use drawbridge_core::Endpoint;
+use drawbridge_core::metrics::{Era, Stream};
 use drawbridge_core::state::InstanceId;
 use drawbridge_wire::message::Incoming;
 use drawbridge_wire::{Kind, Message, Payload, method, sse};
@@ -18,10 +19,11 @@ use parking_lot::Mutex;
 use tokio::sync::mpsc;
 
 use super::http::{agree, receive};
-use super::session::Session;
+use super::session::{Session, Transport};
 use super::{fleet, handle, resume};
 use crate::Inner;
 use crate::body;
+use crate::record::{End, Record};
 use crate::reply::{self, Refusal};
 use crate::route::Route;
 use crate::stream::{EventBody, StreamPermit};
@@ -77,7 +79,7 @@ pub(crate) fn open(
     if !reply::accepts(headers, "text/event-stream") {
         return Err(Refusal::status(StatusCode::NOT_ACCEPTABLE, "Accept must list text/event-stream"));
     }
-    let permit = StreamPermit::take(&inner.streams, inner.options.max_streams)
+    let permit = StreamPermit::take(&inner.streams, Stream::Sse, inner.options.max_streams)
         .map_err(|f| Refusal::unavailable(&f))?;
     // It names this instance, to which other ones pass on what is posted there.
     let secret: String = rand::random::<[u8; 24]>().iter().map(|b| format!("{b:02x}")).collect();
@@ -192,6 +194,8 @@ fn send(connection: &Connection, text: Bytes) {
 
 fn initialize(inner: &Arc<Inner>, connection: &Arc<Connection>, message: Message) {
     let (inner_, connection) = (inner.clone(), connection.clone());
+    let mut record = Record::begin(&connection.endpoint, Era::Legacy, &message);
+    record.streams();
     inner.tasks.spawn_within("initialize", async move {
         match agree(&connection.endpoint, &message).await {
             Ok((client, answer)) => {
@@ -206,10 +210,11 @@ fn initialize(inner: &Arc<Inner>, connection: &Arc<Connection>, message: Message
                 );
                 inner_.legacy.enter(&session);
                 *connection.session.lock() = Some(session.clone());
+                record.end(End::OK, None);
                 send(&connection, answer.bytes().clone());
                 follow_standalone(&inner_, &connection, &session);
             }
-            Err(refusal) => send(&connection, refusal.message().bytes().clone()),
+            Err(refusal) => send(&connection, record.refused(refusal).message().bytes().clone()),
         }
     });
 }
@@ -240,6 +245,7 @@ fn dispatch(
         send(connection, answer.bytes().clone());
     }
     let Some(mut call) = call else { return Ok(()) };
+    call.call.is(Transport::Stream);
     let connection = connection.clone();
     inner.tasks.spawn_within("call", async move {
         let closed = connection.closed.clone();
