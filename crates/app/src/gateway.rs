@@ -12,7 +12,7 @@ use drawbridge_upstream::process::GuardCommand;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
-use crate::config::Config;
+use crate::config::{self, Config};
 use crate::listener::{Workers, bind};
 use crate::seal_key;
 use crate::shared_state::Store;
@@ -53,7 +53,7 @@ impl Gateway {
             Some(keys) => keys,
             None if config.seal_keys.is_empty() => vec![seal_key::of_directory(&config.data_dir)?],
             None => {
-                let own = |key: &crate::config::SealKey| SealKey { id: key.id.clone(), secret: *key.key() };
+                let own = |key: &config::SealKey| SealKey { id: key.id.clone(), secret: *key.key() };
                 config.seal_keys.iter().map(own).collect()
             }
         };
@@ -153,17 +153,36 @@ impl Gateway {
     /// Stops taking requests, lets running calls finish within the configured deadline, and ends all that the
     /// gateway started. `hurry` cuts the waiting short. Returns whether every call has finished.
     pub async fn stop(mut self, hurry: impl Future<Output = ()>) -> bool {
-        let deadline = self.config.drain.deadline;
-        tracing::info!(drain.deadline_secs = deadline.as_secs(), "draining");
+        let config::Drain { delay, deadline } = self.config.drain;
+        tracing::info!(
+            drain.delay_secs = delay.as_secs(),
+            drain.deadline_secs = deadline.as_secs(),
+            "draining"
+        );
+        let mut hurry = std::pin::pin!(hurry);
+        self.work.clients.begin_leaving();
+        // Balancers look at the readiness now and then, and send requests here until they have.
+        let mut hurried = tokio::select! {
+            () = tokio::time::sleep(delay) => false,
+            () = hurry.as_mut() => true,
+        };
         self.work.clients.begin_drain();
         self.work.backends.begin_drain();
-        let finished = tokio::select! {
-            finished = self.work.clients.finish(deadline) => finished,
-            () = hurry => {
-                self.work.clients.stop_token().cancel();
-                false
+        let mut finished = false;
+        if !hurried {
+            let all = async {
+                let finished = self.work.clients.finish(deadline).await;
+                // Calls of other instances' clients that run here.
+                self.wired.peers.finish(deadline).await && finished
+            };
+            tokio::select! {
+                ended = all => finished = ended,
+                () = hurry.as_mut() => hurried = true,
             }
-        };
+        }
+        if hurried {
+            self.work.clients.stop_token().cancel();
+        }
         self.wired.front.close().await;
         let closing = self.wired.backends.iter().map(|backend| backend.close());
         let _ = tokio::time::timeout(BACKEND_TIME, futures_util::future::join_all(closing)).await;

@@ -173,6 +173,43 @@ async fn r090_stateless_clients_hear_at_every_instance() {
 }
 
 #[tokio::test]
+async fn r092_what_was_set_at_one_instance_counts_at_all() {
+    for (transport, era) in [("http", "legacy"), ("sse", "legacy"), ("stdio", "legacy"), ("http", "modern")] {
+        let (fleet, _demo) = in_front_of_demo(transport, era).await;
+        let session = fleet.session(0, "2025-11-25", json!({})).await;
+        let mut stream = fleet.at(2, &session).get(None).await;
+        let counter = json!({ "uri": "demo://counter" });
+        let subscribed = session.call("resources/subscribe", counter.clone()).await;
+        assert!(subscribed["result"].is_object(), "{transport} {era}: {subscribed}");
+        let updated = async |stream: &mut Answer| {
+            let there = fleet.at(1, &session);
+            let mut heard = false;
+            eventually(PATIENCE, async || {
+                there.tool("touch", json!({})).await;
+                while let Ok(Some(event)) = stream.event_within(Duration::from_millis(200)).await {
+                    heard |= String::from_utf8_lossy(&event.data).contains("resources/updated");
+                }
+                heard
+            })
+            .await;
+        };
+        updated(&mut stream).await;
+        assert!(session.call("logging/setLevel", json!({ "level": "warning" })).await["result"].is_object());
+        let log = async |level: &str| {
+            let arguments = json!({ "message": "m", "level": level });
+            let call = json!({ "name": "log", "arguments": arguments });
+            let messages = fleet.at(1, &session).request("tools/call", call).await.messages().await;
+            messages.iter().any(|message| message["method"] == "notifications/message")
+        };
+        // What comes on the stream of the session instead, comes too.
+        if transport == "http" {
+            assert!(log("error").await, "{transport} {era}");
+        }
+        assert!(!log("info").await, "{transport} {era}");
+    }
+}
+
+#[tokio::test]
 async fn r009_a_stream_that_is_opened_at_another_instance_takes_the_place_of_the_first() {
     let (fleet, _demo) = in_front_of_demo("http", "legacy").await;
     let session = fleet.session(0, "2025-11-25", json!({})).await;

@@ -167,7 +167,7 @@ pub(super) fn file(checker: &mut Checker<'_>, file: raw::File) -> (Config, BTree
     config.log = log(checker, file.log.unwrap_or_default());
     config.limits = limits(checker, &file.limits.unwrap_or_default());
     config.streams = streams(checker, &file.streams.unwrap_or_default());
-    config.drain = drain(&file.drain.unwrap_or_default());
+    config.drain = drain(&file.drain.unwrap_or_default(), config.redis.is_some());
     config.outbound = outbound::outbound(checker, file.outbound.unwrap_or_default());
     for (name, raw) in file.backends.unwrap_or_default() {
         let path = format!("backends.{name}");
@@ -329,7 +329,12 @@ fn streams(checker: &mut Checker<'_>, raw: &raw::Streams) -> Streams {
     }
 }
 
-fn drain(raw: &raw::Drain) -> Drain {
+fn drain(raw: &raw::Drain, is_fleet: bool) -> Drain {
     let default = Drain::default();
-    Drain { deadline: raw.deadline.map_or(default.deadline, |Span(duration)| duration) }
+    // One instance alone has no balancer that could send requests elsewhere.
+    let delay = if is_fleet { Duration::from_secs(3) } else { default.delay };
+    Drain {
+        delay: raw.delay.map_or(delay, |Span(duration)| duration),
+        deadline: raw.deadline.map_or(default.deadline, |Span(duration)| duration),
+    }
 }

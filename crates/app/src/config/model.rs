@@ -282,13 +282,15 @@ impl Default for Streams {
 /// Clean shutdown.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Drain {
+    /// How long requests are still taken after the signal to stop, while the gateway says that it is not ready.
+    pub delay: Duration,
     /// How long calls in flight may go on after the signal to stop.
     pub deadline: Duration,
 }
 
 impl Default for Drain {
     fn default() -> Self {
-        Self { deadline: Duration::from_secs(30) }
+        Self { delay: Duration::ZERO, deadline: Duration::from_secs(30) }
     }
 }
 

@@ -224,6 +224,9 @@ pub(super) struct Streams {
 #[derive(Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Drain {
+    /// How long requests are still taken after the signal to stop, while `/readyz` says no already: what balancers need
+    /// to see it; default `3s` with Redis, `0s` without.
+    pub(super) delay: Option<Span>,
     /// How long calls in flight may go on after the signal to stop; default `30s`.
     pub(super) deadline: Option<Span>,
 }

@@ -119,6 +119,8 @@ struct Inner {
     tasks: Tasks,
     services: Mutex<HashMap<String, Arc<dyn Service>>>,
     holdings: Holdings,
+    /// Cloned by each call that runs here for another instance.
+    calls: Arc<()>,
     ends: Mutex<HashMap<Key, End>>,
     numbers: AtomicU64,
     /// When this instance was last known to live, by itself and others.
@@ -145,6 +147,7 @@ impl Peers {
             tasks,
             services: Mutex::default(),
             holdings: Holdings::default(),
+            calls: Arc::default(),
             ends: Mutex::default(),
             numbers: AtomicU64::new(1),
             alive_at: Mutex::new(None),
@@ -232,6 +235,16 @@ impl Peers {
                 peers.look().await;
             }
         });
+    }
+
+    /// Waits until no call runs here for another instance, for `limit` at most. Returns whether none does.
+    pub async fn finish(&self, limit: Duration) -> bool {
+        let none = async {
+            while Arc::strong_count(&self.0.calls) > 1 {
+                tokio::time::sleep(LOOK_EVERY / 3).await;
+            }
+        };
+        tokio::time::timeout(limit, none).await.is_ok()
     }
 
     /// Says that this instance is going. What it still serves ends by itself.
@@ -418,6 +431,11 @@ pub struct Channel {
 }
 
 impl Channel {
+    /// A call of the other end runs here, as long as this is kept.
+    pub(super) fn call(&self) -> Arc<()> {
+        self.way.peers.0.calls.clone()
+    }
+
     /// Who is at the other end.
     pub fn peer(&self) -> &InstanceId {
         &self.way.peer
