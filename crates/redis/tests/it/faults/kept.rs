@@ -181,3 +181,50 @@ async fn the_limiter_follows_the_table_of_gcra() {
         }
     }
 }
+
+/// The page that says what keys cost.
+const PAGE: &str = include_str!("../../../../../docs/redis.md");
+
+/// `MEMORY USAGE` of each kind of key, beside what the page says. Servers differ a little from version to version.
+#[tokio::test]
+async fn keys_cost_what_the_page_says() {
+    let server = RedisServer::start().await;
+    let instance = Instance::connected(&RedisOptions::parse(&server.url()).unwrap()).await;
+    let (state, key, log) = (&instance.shared, session(), stream());
+    for field in ["up:tickets", "up:files"] {
+        state.sessions.put_if_absent(key, field, Bytes::from(vec![b'x'; 64]), TTL).await.unwrap();
+    }
+    log_events(state, log).await;
+    state.bus.announce(TTL).await.unwrap();
+    state.leases.acquire("process:files", &state.instance, TTL).await.unwrap();
+    state.claims.claim("0123456789abcdef0123456789abcdef", TTL).await.unwrap();
+    state.limiter.take("user:somebody", Quota { interval: TTL, burst: 10 }).await.unwrap();
+    for _ in 0..10_000 {
+        state.revocations.revoke(session(), TTL).await.unwrap();
+    }
+    let usage = async |pattern: &str, parts: u64| {
+        let keys: Vec<String> = server.run(&["KEYS", pattern]).await;
+        assert_eq!(keys.len(), 1, "{keys:?}");
+        server.run::<u64>(&["MEMORY", "USAGE", &keys[0], "SAMPLES", "0"]).await.div_ceil(parts)
+    };
+    for (row, cost) in [
+        ("a session with two fields of 64 bytes", usage("*:session", 1).await),
+        ("a stream with 100 events of 500 bytes", usage("*:events:*", 1).await),
+        ("a revocation", usage("*:revocations", 10_000).await),
+        ("the presence of an instance", usage("*:presence", 1).await),
+        ("a lease", usage("*{lease:*}", 1).await),
+        ("the last token of a lease", usage("*:token", 1).await),
+        ("a claim", usage("*claim:*", 1).await),
+        ("a limited key", usage("*limit:*", 1).await),
+    ] {
+        let line = PAGE.lines().find_map(|line| line.strip_prefix(&format!("| {row} | ")));
+        let said = line.unwrap_or_else(|| panic!("no row for {row}, which costs {cost}"));
+        let said: u64 = said.trim_end_matches(" |").replace(',', "").parse().unwrap();
+        assert!(cost <= said && cost * 4 > said * 3, "{row}: {cost} bytes, and the page says {said}");
+    }
+}
+
+async fn log_events(state: &drawbridge_core::state::SharedState, key: drawbridge_core::event_log::StreamKey) {
+    let events: Vec<(u64, Bytes)> = (1..=100).map(|n| (n, Bytes::from(vec![b'x'; 500]))).collect();
+    state.events.append(key, &events, true).await.unwrap();
+}

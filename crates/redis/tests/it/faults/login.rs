@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use drawbridge_redis::{Error, RedisOptions};
-use drawbridge_testkit::redis::RedisServer;
+use drawbridge_testkit::redis::{Cluster, RedisServer};
 use tempfile::TempDir;
 
 use super::{all_work, none_works};
@@ -69,7 +69,9 @@ async fn a_password_that_was_changed_is_found_without_a_restart() {
     let instance = Instance::connected(&options.timeout(Duration::from_millis(500))).await;
     assert_eq!(*asked.lock().unwrap(), 3, "once for each connection");
 
-    set_user(&server, "gate", "second").await;
+    // Connections that stand stay, whatever the password is now.
+    server.run::<()>(&["ACL", "SETUSER", "gate", ">second", "<first"]).await;
+    all_work(&instance.shared).await;
     server.run::<()>(&["CLIENT", "KILL", "USER", "gate"]).await;
     at_last("the old password to be refused", async || {
         (!instance.state.is_up()).then_some(())?;
@@ -133,6 +135,8 @@ async fn what_a_user_may_not_do_is_said() {
 fn certificates(dir: &TempDir) -> (PathBuf, PathBuf, PathBuf) {
     let authority_key = rcgen::KeyPair::generate().unwrap();
     let mut authority = rcgen::CertificateParams::new(Vec::new()).unwrap();
+    // One that has the name of its own authority would be taken for signed by itself.
+    authority.distinguished_name.push(rcgen::DnType::CommonName, "authority");
     authority.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
     let authority_certificate = authority.self_signed(&authority_key).unwrap();
     let issuer = rcgen::Issuer::new(authority, authority_key);
@@ -149,6 +153,21 @@ fn certificates(dir: &TempDir) -> (PathBuf, PathBuf, PathBuf) {
         write("server.pem", certificate.pem()),
         write("key.pem", key.serialize_pem()),
     )
+}
+
+#[tokio::test]
+async fn tls_is_spoken_to_all_nodes_of_a_cluster() {
+    let dir = TempDir::new().unwrap();
+    let (authority, certificate, key) = certificates(&dir);
+    // Nodes tell of their ports for TLS only if they speak it among themselves.
+    let setup = RedisServer::setup().tls(&certificate, &key).option("tls-cluster", "yes");
+    let setup = setup.option("tls-ca-cert-file", authority.to_str().unwrap());
+    let cluster = Cluster::start_with(3, false, &setup).await;
+    let options = RedisOptions::parse(&cluster.tls_url()).unwrap().ca_bundles(vec![authority]);
+    let instance = Instance::connected(&options).await;
+    for _ in 0..10 {
+        all_work(&instance.shared).await;
+    }
 }
 
 #[tokio::test]

@@ -55,6 +55,21 @@ async fn a_dead_master_is_replaced() {
 }
 
 #[tokio::test]
+async fn servers_and_sentinel_may_have_a_password() {
+    let sentinel = Sentinel::protected("pw").await;
+    let url = sentinel.url().replace("redis+sentinel://", "redis+sentinel://:pw@");
+    let instance = Instance::connected(&RedisOptions::parse(&url).unwrap()).await;
+    all_work(&instance.shared).await;
+    let wrong = url.replace(":pw@", ":hunter2@");
+    let instance = Instance::start(&RedisOptions::parse(&wrong).unwrap().timeout(Duration::from_millis(500)));
+    let error = at_last("a refusal", async || {
+        instance.state.last_error().filter(|error| error.contains("refused the login"))
+    })
+    .await;
+    assert!(!error.contains("hunter2"), "{error}");
+}
+
+#[tokio::test]
 async fn a_name_that_no_sentinel_knows_is_said() {
     let sentinel = Sentinel::start().await;
     let url = sentinel.url().replace("mymaster", "other");
