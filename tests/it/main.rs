@@ -14,6 +14,8 @@ mod command_line;
 #[cfg(test)]
 mod docs;
 #[cfg(test)]
+mod fleet;
+#[cfg(test)]
 mod legacy;
 #[cfg(test)]
 mod lifecycle;
@@ -21,6 +23,8 @@ mod lifecycle;
 mod logging;
 #[cfg(test)]
 mod modern;
+#[cfg(test)]
+mod operating;
 #[cfg(test)]
 mod outbound;
 #[cfg(test)]

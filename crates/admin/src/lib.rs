@@ -1,6 +1,8 @@
-//! The face to operators: whether the gateway lives and whether it may be sent traffic.
+//! The face to operators: whether the gateway lives, whether it may be sent traffic, and what it counts.
 //!
 //! Must not know: the MCP faces, Redis, SQL.
+
+pub mod metrics;
 
 use std::sync::Arc;
 

@@ -4,6 +4,8 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use drawbridge_admin::metrics::Exporter;
+use drawbridge_core::metrics::Metrics;
 use drawbridge_core::seal::SealKey;
 use drawbridge_core::{Tasks, worker};
 use drawbridge_upstream::process::GuardCommand;
@@ -13,6 +15,7 @@ use tokio::task::JoinHandle;
 use crate::config::Config;
 use crate::listener::{Workers, bind};
 use crate::seal_key;
+use crate::shared_state::Store;
 use crate::wiring::{Wired, Work, wire};
 
 /// How often calls are looked for whose clients took too long to answer.
@@ -35,6 +38,7 @@ pub struct Gateway {
     /// The listeners of probes, which answer until all else has ended.
     operators: Tasks,
     wired: Arc<Wired>,
+    store: Store,
     workers: Option<(Arc<Workers>, JoinHandle<()>)>,
 }
 
@@ -60,7 +64,9 @@ impl Gateway {
         let public = bind(config.public.listen, "public.listen")?;
         let admin = bind(config.admin.listen, "admin.listen")?;
         let probes = config.admin.probes.map(|address| bind(address, "admin.probes")).transpose()?;
-        let wired = Arc::new(wire(&config, &keys, guard, cores + 1, &work)?);
+        let metrics = Arc::<Metrics>::default();
+        let (store, state) = Store::open(&config, &metrics, &work.fleet)?;
+        let wired = Arc::new(wire(&config, state, metrics, &keys, guard, cores + 1, &work)?);
         let workers = Arc::new(Workers::start(cores, &wired.front, config.limits.max_header_bytes, &work)?);
         let gateway_public = public.local_addr()?;
         let accepting = {
@@ -76,8 +82,10 @@ impl Gateway {
             work,
             operators: Tasks::default(),
             wired,
+            store,
             workers: Some((workers, accepting)),
         };
+        gateway.wired.metrics.configuration.is_applied();
         gateway.serve_probes(admin)?;
         if let Some(listener) = probes {
             gateway.probes = Some(listener.local_addr()?);
@@ -92,7 +100,10 @@ impl Gateway {
 
     fn serve_probes(&self, listener: std::net::TcpListener) -> anyhow::Result<()> {
         let listener = TcpListener::from_std(listener)?;
-        let routes = drawbridge_admin::probes(self.work.clients.clone(), Arc::new(Vec::new));
+        let wired = self.wired.clone();
+        let exporter = Exporter::new(self.wired.metrics.clone(), Arc::new(move || wired.gauges()));
+        let routes = drawbridge_admin::probes(self.work.clients.clone(), self.reasons());
+        let routes = routes.merge(exporter.routes());
         // Probes are answered while the gateway drains, so that its not being ready can be seen.
         self.operators.spawn("probes", async move {
             let served = axum::serve(listener, routes).await;
@@ -103,8 +114,20 @@ impl Gateway {
         Ok(())
     }
 
+    /// What keeps this instance from being sent requests: it has not met the others yet. Once it has, it goes on
+    /// without them.
+    fn reasons(&self) -> drawbridge_admin::Reasons {
+        let (store, peers) = (self.store.clone(), self.wired.peers.clone());
+        Arc::new(move || {
+            if peers.has_announced() {
+                return Vec::new();
+            }
+            vec![store.trouble().unwrap_or_else(|| "not known to the other instances yet".to_owned())]
+        })
+    }
+
     fn sweep_now_and_then(&self) {
-        let (wired, tasks) = (self.wired.clone(), self.work.clients.clone());
+        let (wired, store, tasks) = (self.wired.clone(), self.store.clone(), self.work.clients.clone());
         self.work.clients.spawn("sweep", async move {
             for tick in 1u64.. {
                 tokio::select! {
@@ -117,7 +140,7 @@ impl Gateway {
                 }
                 wired.front.sweep();
                 wired.events.sweep();
-                wired.revocations.sweep();
+                store.sweep();
             }
         });
     }
@@ -145,6 +168,9 @@ impl Gateway {
         let closing = self.wired.backends.iter().map(|backend| backend.close());
         let _ = tokio::time::timeout(BACKEND_TIME, futures_util::future::join_all(closing)).await;
         self.work.backends.finish(BACKEND_TIME).await;
+        self.wired.peers.leave().await;
+        self.store.close();
+        self.work.fleet.finish(Duration::ZERO).await;
         self.operators.finish(Duration::ZERO).await;
         if let Some((workers, accepting)) = self.workers.take() {
             let _ = accepting.await;

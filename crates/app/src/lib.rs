@@ -9,5 +9,6 @@ pub mod gateway;
 pub mod listener;
 pub mod quickstart;
 pub mod seal_key;
+pub mod shared_state;
 pub mod telemetry;
 pub mod wiring;

@@ -226,7 +226,7 @@ mod tests {
     use std::sync::Arc;
 
     use drawbridge_core::event_log::EventRing;
-    use drawbridge_core::revocation::MemoryRevocations;
+    use drawbridge_core::fleet::Peers;
     use drawbridge_core::seal::{KeyRing, SealKey};
     use drawbridge_core::{RoundOptions, Rounds};
     use drawbridge_front::Parts;
@@ -240,11 +240,12 @@ mod tests {
         Front::new(Parts {
             options: FrontOptions::default(),
             endpoints: Vec::new(),
-            rounds: Rounds::new(keys.clone(), RoundOptions::default(), Tasks::default()),
+            rounds: Rounds::new(keys.clone(), RoundOptions::default(), Peers::alone(), Tasks::default()),
             keys,
             events: Arc::new(EventRing::new(1 << 20, Duration::from_secs(60))),
-            revocations: Arc::new(MemoryRevocations::default()),
             tasks: Tasks::default(),
+            metrics: Arc::default(),
+            peers: Peers::alone(),
         })
     }
 

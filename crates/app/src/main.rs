@@ -37,6 +37,7 @@ fn main() -> ExitCode {
 fn run(work: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let outcome = runtime.block_on(work);
+    telemetry::flush();
     // Reading standard input blocks a thread that nobody can wake.
     runtime.shutdown_background();
     outcome
@@ -59,7 +60,7 @@ fn environment() -> HashMap<String, String> {
 
 fn load(inputs: &Inputs) -> anyhow::Result<Config> {
     let loaded = config::load(inputs)?;
-    telemetry::install(&loaded.config.log);
+    telemetry::apply(&loaded.config.log);
     for notice in &loaded.notices {
         tracing::warn!("{notice}");
     }

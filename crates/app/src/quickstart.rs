@@ -69,7 +69,7 @@ impl RunningDemo {
 pub fn start(args: &QuickstartArgs) -> anyhow::Result<Started> {
     let mut config = Config::default();
     config.log.level = "warn".to_owned();
-    telemetry::install(&config.log);
+    telemetry::apply(&config.log);
     config.public.listen = args.listen.unwrap_or(config.public.listen);
     config.admin.listen = args.admin_listen.unwrap_or(config.admin.listen);
     anyhow::ensure!(

@@ -1,45 +1,92 @@
 //! Logs: to standard error, as text or JSON.
 
+mod call;
+mod output;
+
 use std::borrow::Cow;
 use std::fmt;
 use std::io::{self, Write};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use drawbridge_core::request;
-use tracing::{Event, Subscriber};
-use tracing_subscriber::EnvFilter;
-use tracing_subscriber::fmt::format::Writer;
+use tracing::{Event, Metadata, Subscriber};
+use tracing_subscriber::fmt::format::{DefaultFields, Format, Full, Json, JsonFields, Writer};
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields, MakeWriter};
-use tracing_subscriber::registry::LookupSpan;
+use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::registry::{LookupSpan, Registry};
+use tracing_subscriber::reload;
+use tracing_subscriber::util::SubscriberInitExt as _;
+use tracing_subscriber::{EnvFilter, field::RecordFields};
 
 use crate::config::{Log, LogFormat};
+use output::Output;
 
-/// Installs the process's logger. A second call changes nothing, so that tests can start several gateways.
-pub fn install(log: &Log) {
-    let filter = EnvFilter::try_new(&log.level).unwrap_or_else(|_| EnvFilter::new("info"));
-    let builder = tracing_subscriber::fmt().with_env_filter(filter);
-    let _already_there = match log.format {
-        LogFormat::Text => {
-            let text = builder.with_ansi(false).map_event_format(WithRequest::Text);
-            text.with_writer(OneLine(io::stderr)).try_init()
-        }
-        LogFormat::Json => {
-            let json = builder.json().flatten_event(true).map_event_format(WithRequest::Json);
-            json.with_writer(io::stderr).try_init()
-        }
-    };
+/// The target of the lines about calls.
+const CALL: &str = "drawbridge::call";
+
+/// The logger of this process.
+struct Logger {
+    filter: reload::Handle<EnvFilter, Registry>,
+    output: Output,
 }
 
-/// Adds the id of the request that an event is about.
-enum WithRequest<F> {
-    Text(F),
-    Json(F),
+static LOGGER: OnceLock<Logger> = OnceLock::new();
+/// Whether lines are JSON now.
+static IS_JSON: AtomicBool = AtomicBool::new(false);
+
+/// Makes the process log as `log` says, from now on.
+pub fn apply(log: &Log) {
+    IS_JSON.store(log.format == LogFormat::Json, Ordering::Relaxed);
+    let filter = || EnvFilter::try_new(&log.level).unwrap_or_else(|_| EnvFilter::new("info"));
+    let mut is_new = false;
+    let logger = LOGGER.get_or_init(|| {
+        is_new = true;
+        let (filter, handle) = reload::Layer::new(filter());
+        let output = Output::new(io::stderr());
+        let lines = tracing_subscriber::fmt::layer()
+            .with_ansi(false)
+            .fmt_fields(SpanFields)
+            .event_format(Lines::default())
+            .with_writer(OneLine(output.clone()));
+        // Another logger may be there, as in tests; and without the thread the lines about calls wait for others.
+        let _ = tracing_subscriber::registry().with(filter).with(lines).try_init();
+        let _ = output.start();
+        Logger { filter: handle, output }
+    });
+    if !is_new {
+        let _ = logger.filter.reload(filter());
+    }
 }
 
-impl<S, N, F> FormatEvent<S, N> for WithRequest<F>
+/// Writes what was logged and not written yet. To be called before the process ends.
+pub fn flush() {
+    if let Some(logger) = LOGGER.get() {
+        logger.output.flush();
+    }
+}
+
+fn is_json() -> bool {
+    IS_JSON.load(Ordering::Relaxed)
+}
+
+/// The forms of a line; each has the id of the request that it is about.
+struct Lines {
+    text: Format<Full>,
+    json: Format<Json>,
+}
+
+impl Default for Lines {
+    fn default() -> Self {
+        let json = Format::default().json().flatten_event(true);
+        Self { text: Format::default(), json }
+    }
+}
+
+impl<S, N> FormatEvent<S, N> for Lines
 where
     S: Subscriber + for<'a> LookupSpan<'a>,
     N: for<'a> FormatFields<'a> + 'static,
-    F: FormatEvent<S, N>,
 {
     fn format_event(
         &self,
@@ -47,19 +94,39 @@ where
         mut writer: Writer<'_>,
         event: &Event<'_>,
     ) -> fmt::Result {
-        let (Self::Text(format) | Self::Json(format)) = self;
-        let Some(id) = request::current() else { return format.format_event(context, writer, event) };
+        match (event.metadata().target() == CALL, is_json()) {
+            (true, true) => return call::as_json(&mut writer, event),
+            (true, false) => return call::as_text(&mut writer, event),
+            _ => {}
+        }
         let mut line = String::new();
-        format.format_event(context, Writer::new(&mut line), event)?;
-        match (self, line.strip_prefix('{')) {
-            (Self::Json(_), Some(rest)) => write!(writer, r#"{{"request.id":"{id}",{rest}"#),
-            _ => writeln!(writer, "{} request.id={id}", line.trim_end_matches('\n')),
+        let (is_json, into) = (is_json(), Writer::new(&mut line));
+        match is_json {
+            true => self.json.format_event(context, into, event)?,
+            false => self.text.format_event(context, into, event)?,
+        }
+        match (request::current(), line.strip_prefix('{').filter(|_| is_json)) {
+            (None, _) => writer.write_str(&line),
+            (Some(id), Some(rest)) => write!(writer, r#"{{"request.id":"{id}",{rest}"#),
+            (Some(id), None) => writeln!(writer, "{} request.id={id}", line.trim_end_matches('\n')),
+        }
+    }
+}
+
+/// Fields of spans in the form of the lines.
+struct SpanFields;
+
+impl<'a> FormatFields<'a> for SpanFields {
+    fn format_fields<R: RecordFields>(&self, writer: Writer<'a>, fields: R) -> fmt::Result {
+        match is_json() {
+            true => JsonFields::new().format_fields(writer, fields),
+            false => DefaultFields::new().format_fields(writer, fields),
         }
     }
 }
 
 /// Writes each event as one line of text, whatever clients and backends have put into it: nobody outside can make
-/// lines that look like the gateway's own. (JSON has its own escapes.)
+/// lines that look like the gateway's own.
 struct OneLine<M>(M);
 
 impl<'a, M: MakeWriter<'a>> MakeWriter<'a> for OneLine<M> {
@@ -68,12 +135,18 @@ impl<'a, M: MakeWriter<'a>> MakeWriter<'a> for OneLine<M> {
     fn make_writer(&'a self) -> Self::Writer {
         OneLine(self.0.make_writer())
     }
+
+    fn make_writer_for(&'a self, about: &Metadata<'_>) -> Self::Writer {
+        OneLine(self.0.make_writer_for(about))
+    }
 }
 
 impl<W: Write> Write for OneLine<W> {
     /// Takes a whole event, which the logger writes at once.
     fn write(&mut self, event: &[u8]) -> io::Result<usize> {
-        self.0.write_all(&one_line(event))?;
+        // JSON has its own escapes.
+        let line = if is_json() { Cow::Borrowed(event) } else { one_line(event) };
+        self.0.write_all(&line)?;
         Ok(event.len())
     }
 

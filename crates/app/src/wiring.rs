@@ -5,8 +5,10 @@ use std::sync::Arc;
 
 use anyhow::{Context as _, anyhow};
 use drawbridge_core::event_log::EventRing;
-use drawbridge_core::revocation::MemoryRevocations;
+use drawbridge_core::fleet::Peers;
+use drawbridge_core::metrics::{Gauges, Metrics};
 use drawbridge_core::seal::{KeyRing, SealKey};
+use drawbridge_core::state::SharedState;
 use drawbridge_core::{Backend, BackendName, Endpoint, Recalling, RoundOptions, Rounds, Tasks};
 use drawbridge_front::options::FrontOptions;
 use drawbridge_front::{Front, Parts};
@@ -29,8 +31,17 @@ pub struct Wired {
     pub backends: Vec<Arc<dyn Backend>>,
     /// To be swept now and then.
     pub events: Arc<EventRing>,
-    /// To be swept now and then.
-    pub revocations: Arc<MemoryRevocations>,
+    /// The other instances.
+    pub peers: Peers,
+    /// What is counted.
+    pub metrics: Arc<Metrics>,
+}
+
+impl Wired {
+    /// What is open and under way.
+    pub fn gauges(&self) -> Gauges {
+        Gauges { event_log_bytes: self.events.size().1, ..self.front.gauges() }
+    }
 }
 
 /// Background work, apart for what must end first.
@@ -40,6 +51,8 @@ pub struct Work {
     pub clients: Tasks,
     /// What goes on at backends.
     pub backends: Tasks,
+    /// What goes on between instances, and with what they share.
+    pub fleet: Tasks,
 }
 
 /// Makes all parts. `guard` starts stdio backends, `workers` is the number of runtimes.
@@ -49,18 +62,22 @@ pub struct Work {
 /// If a part can't be made, such as a certificate file that is unreadable.
 pub fn wire(
     config: &Config,
+    state: SharedState,
+    metrics: Arc<Metrics>,
     keys: &[SealKey],
     guard: &GuardCommand,
     workers: usize,
     work: &Work,
 ) -> anyhow::Result<Wired> {
     let keys = Arc::new(KeyRing::new(keys)?);
+    let peers = Peers::new(state, work.fleet.clone());
     let cap = ProcessCap::new(config.limits.max_processes);
+    let means = Means { guard, cap: &cap, workers, tasks: &work.backends, metrics: &metrics, peers: &peers };
     let mut backends: BTreeMap<&str, Arc<dyn Backend>> = BTreeMap::new();
     for (name, backend) in &config.backends {
-        let made = make_backend(config, name, backend, guard, &cap, workers, &work.backends);
+        let made = make_backend(config, name, backend, &means);
         let made = made.with_context(|| format!("backend \"{name}\""))?;
-        backends.insert(name, Recalling::new(made, backend.cache));
+        backends.insert(name, Recalling::new(made, backend.cache, &peers, metrics.backend(name)));
     }
     let all: Vec<_> = backends.values().cloned().collect();
     let named = |name: &str| BackendName::parse(name).ok_or_else(|| anyhow!("\"{name}\" is not a name"));
@@ -70,9 +87,12 @@ pub fn wire(
         max_parked: config.limits.max_parked_calls,
     };
     // What a parked call still has to say goes to a backend, so it ends with the work there.
-    let rounds = Rounds::new(keys.clone(), round_options, work.backends.clone());
-    let make_endpoint =
-        |name, backends| Arc::new(Endpoint::new(name, backends, keys.clone(), rounds.clone()));
+    let rounds = Rounds::new(keys.clone(), round_options, peers.clone(), work.backends.clone());
+    let make_endpoint = |name, backends| {
+        let endpoint = Endpoint::new(name, backends, keys.clone(), rounds.clone());
+        let counted = metrics.endpoint(endpoint.display_name());
+        Arc::new(endpoint.counted(counted))
+    };
     let mut endpoints = vec![make_endpoint(None, all.clone())];
     for (name, backend) in &backends {
         endpoints.push(make_endpoint(Some(named(name)?), vec![backend.clone()]));
@@ -82,17 +102,18 @@ pub fn wire(
         endpoints.push(make_endpoint(Some(named(name)?), behind));
     }
     let events = Arc::new(EventRing::new(config.limits.event_log_bytes, config.limits.event_log_ttl));
-    let revocations = Arc::new(MemoryRevocations::default());
     let front = Front::new(Parts {
         options: front_options(config),
         endpoints,
         keys,
         rounds,
         events: events.clone(),
-        revocations: revocations.clone(),
         tasks: work.clients.clone(),
+        peers: peers.clone(),
+        metrics: metrics.clone(),
     });
-    Ok(Wired { front, backends: all, events, revocations })
+    peers.run();
+    Ok(Wired { front, backends: all, events, peers, metrics })
 }
 
 fn front_options(config: &Config) -> FrontOptions {
@@ -112,15 +133,23 @@ fn front_options(config: &Config) -> FrontOptions {
     }
 }
 
+/// What backends are made with, beside what the configuration says.
+struct Means<'a> {
+    guard: &'a GuardCommand,
+    cap: &'a ProcessCap,
+    workers: usize,
+    tasks: &'a Tasks,
+    metrics: &'a Metrics,
+    peers: &'a Peers,
+}
+
 fn make_backend(
     config: &Config,
     name: &str,
     backend: &config::Backend,
-    guard: &GuardCommand,
-    cap: &ProcessCap,
-    workers: usize,
-    tasks: &Tasks,
+    means: &Means<'_>,
 ) -> anyhow::Result<Arc<dyn Backend>> {
+    let (tasks, peers) = (means.tasks, means.peers);
     let name = BackendName::parse(name).ok_or_else(|| anyhow!("not a name"))?;
     let mut options = Options {
         era: match backend.era {
@@ -140,15 +169,19 @@ fn make_backend(
         idle_timeout: backend.idle_timeout,
         timeout: backend.timeout,
         list_timeout: backend.list_timeout,
+        session_idle: config.limits.session_idle,
+        peers: peers.clone(),
         max_result_bytes: config.limits.max_result_bytes,
         max_event_bytes: config.limits.max_event_bytes,
         max_line_bytes: config.limits.max_line_bytes,
+        metrics: means.metrics.backend(name.as_str()),
         ..Options::new(name.clone())
     };
     Ok(match &backend.kind {
         BackendKind::Http(http) => {
             let target = Target::parse(http.url.as_str())?;
-            let outbound = Outbound::new(target.uri(), &outbound_options(config, http, &options, workers))?;
+            let outbound =
+                Outbound::new(target.uri(), &outbound_options(config, http, &options, means.workers))?;
             let transport = match http.transport {
                 Transport::Auto => TransportChoice::Auto,
                 Transport::StreamableHttp => TransportChoice::StreamableHttp,
@@ -172,7 +205,7 @@ fn make_backend(
                 max_queue: stdio.max_queue,
                 queue_timeout: stdio.queue_timeout,
             };
-            StdioBackend::new(spec, guard.clone(), limits, cap.clone(), options, tasks.clone())
+            StdioBackend::new(spec, means.guard.clone(), limits, means.cap.clone(), options, tasks.clone())
         }
     })
 }

@@ -101,6 +101,22 @@ impl Aggregate {
         if list.method == method::PROMPTS_LIST { &self.prompts } else { &self.tools }
     }
 
+    /// The backend of a name or URI, if that is known without asking.
+    pub(crate) fn backend_of(&self, method: &str, name: &str) -> Option<usize> {
+        let (_, route) = ROUTES.iter().find(|(known, _)| *known == method)?;
+        match route {
+            Route::Name(_) => {
+                let (prefix, _) = names::split(name)?;
+                self.names.iter().position(|n| n.as_str() == prefix)
+            }
+            Route::Uri => {
+                let readdressed = owners::readdressed(&self.names, name).map(|(backend, _)| backend);
+                readdressed.or_else(|| self.owners.find(name))
+            }
+            _ => None,
+        }
+    }
+
     pub(crate) fn call(&self, endpoint: &Arc<Endpoint>, who: &Arc<dyn Conversing>, mut call: Call) -> Events {
         let method = call.request.method().into_owned();
         let Some((_, route)) = ROUTES.iter().find(|(name, _)| *name == method) else {

@@ -10,6 +10,7 @@ use drawbridge_wire::Message;
 
 use crate::call::{Call, Event, Events};
 use crate::client::Client;
+use crate::event_log::SessionKey;
 use crate::fault::Fault;
 
 /// The configured name of a backend or an endpoint: `[a-z0-9-]{1,32}`.
@@ -53,8 +54,8 @@ pub struct Description {
 /// With whom a conversation is shared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scope {
-    /// With nobody: it is part of a client's session.
-    Session,
+    /// With nobody: it is part of this session of a client.
+    Session(SessionKey),
     /// With all clients of the same profile.
     Profile,
 }
@@ -102,6 +103,11 @@ pub trait Conversation: Send + Sync {
 
     /// Ends the conversation at the backend.
     async fn close(&self);
+
+    /// This instance has no more use for the conversation. It ends if no other instance goes on with it.
+    async fn leave(&self) {
+        self.close().await;
+    }
 }
 
 /// Takes what a backend sends outside of calls.

@@ -171,6 +171,13 @@ impl Cache {
         state.entries.insert(key, Entry { message, about, uri, since: Instant::now(), ttl, used, bytes });
     }
 
+    /// Drops everything, since changes may have been missed.
+    pub(crate) fn clear(&self) {
+        let mut state = self.0.lock();
+        state.changes.iter_mut().for_each(|count| *count += 1);
+        state.drop_if(|_| true);
+    }
+
     /// Drops what a notification is about.
     pub(crate) fn heard(&self, notification: &Message) {
         let about = match notification.method().as_ref() {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use drawbridge_wire::message::Field;
 use drawbridge_wire::{Message, ProtocolVersion, json, method};
+use sha2::{Digest as _, Sha256};
 
 /// Whom a request is from. Part of every handle, pool key and stream.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -60,6 +61,23 @@ pub struct ProfileKey {
     version: ProtocolVersion,
     capabilities: Bytes,
     answers: Answers,
+}
+
+impl ProfileKey {
+    /// A digest that all instances of the gateway agree on.
+    pub fn digest(&self) -> [u8; 16] {
+        let mut hash = Sha256::new();
+        let parts =
+            [self.principal.as_str().as_bytes(), self.version.as_str().as_bytes(), &self.capabilities];
+        for part in parts {
+            hash.update((part.len() as u64).to_be_bytes());
+            hash.update(part);
+        }
+        hash.update([u8::from(self.answers == Answers::Live)]);
+        let mut digest = [0; 16];
+        digest.copy_from_slice(&hash.finalize()[..16]);
+        digest
+    }
 }
 
 /// Capabilities that let a backend ask the client something.

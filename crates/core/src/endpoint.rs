@@ -12,6 +12,7 @@ use crate::backend::{Backend, BackendName, Conversation, Description};
 use crate::call::{Call, Events};
 use crate::client::{Answers, Client};
 use crate::fault::Fault;
+use crate::metrics;
 use crate::rounds::{self, Rounds};
 use crate::seal::KeyRing;
 
@@ -24,12 +25,16 @@ pub trait Conversing: Send + Sync {
     fn conversation(&self, index: usize) -> Arc<dyn Conversation>;
 }
 
+/// What the default endpoint is called in metrics and logs. No other can have this name.
+pub const DEFAULT: &str = "/mcp";
+
 /// A path in front of backends.
 pub struct Endpoint {
     name: Option<BackendName>,
     backends: Vec<Arc<dyn Backend>>,
     aggregate: Option<Aggregate>,
     rounds: Arc<Rounds>,
+    metrics: Arc<metrics::Endpoint>,
 }
 
 impl std::fmt::Debug for Endpoint {
@@ -50,12 +55,38 @@ impl Endpoint {
             let names = backends.iter().map(|b| b.name().clone()).collect();
             Aggregate::new(name.as_ref().map(ToString::to_string).unwrap_or_default(), names, keys)
         });
-        Self { name, backends, aggregate, rounds }
+        Self { name, backends, aggregate, rounds, metrics: Arc::default() }
+    }
+
+    /// The same endpoint, whose requests are counted in `metrics`.
+    #[must_use]
+    pub fn counted(self, metrics: Arc<metrics::Endpoint>) -> Self {
+        Self { metrics, ..self }
+    }
+
+    /// Where its requests are counted.
+    pub fn metrics(&self) -> &metrics::Endpoint {
+        &self.metrics
+    }
+
+    /// The backend that a request goes to, as far as that can be told without asking: the only one, the one that the
+    /// name has as a prefix, or the one that is known to own the URI.
+    pub fn backend_of(&self, method: &str, name: Option<&str>) -> Option<&BackendName> {
+        let index = match &self.aggregate {
+            None => 0,
+            Some(aggregate) => aggregate.backend_of(method, name?)?,
+        };
+        self.backends.get(index).map(|backend| backend.name())
     }
 
     /// Its name; `None` for the default endpoint.
     pub fn name(&self) -> Option<&BackendName> {
         self.name.as_ref()
+    }
+
+    /// Its name for people: that of the default endpoint is its path.
+    pub fn display_name(&self) -> &str {
+        self.name.as_ref().map_or(DEFAULT, BackendName::as_str)
     }
 
     /// Its name in handles and messages; empty for the default endpoint.
@@ -64,7 +95,7 @@ impl Endpoint {
     }
 
     /// The names of what is behind it, for messages.
-    pub(crate) fn backend_names(&self) -> String {
+    pub fn backend_names(&self) -> String {
         let names: Vec<_> = self.backends.iter().map(|backend| backend.name().as_str()).collect();
         names.join(" or ")
     }

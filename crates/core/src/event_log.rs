@@ -2,6 +2,7 @@
 //! number, by whoever resumes.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -24,6 +25,22 @@ pub struct StreamKey {
 /// Names a session by the hash of its id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SessionKey(pub [u8; 16]);
+
+impl SessionKey {
+    /// Reads the hexadecimal form.
+    pub fn parse(text: &str) -> Option<Self> {
+        let legal = text.len() == 32 && text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
+        let number = legal.then(|| u128::from_str_radix(text, 16).ok()).flatten()?;
+        Some(Self(number.to_be_bytes()))
+    }
+}
+
+impl fmt::Display for SessionKey {
+    /// 32 hexadecimal digits.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:032x}", u128::from_be_bytes(self.0))
+    }
+}
 
 /// What is in a log after some point.
 #[derive(Debug, Clone, PartialEq, Eq)]

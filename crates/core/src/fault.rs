@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use drawbridge_wire::RpcError;
 use drawbridge_wire::code as rpc;
+use serde::{Deserialize, Serialize};
 
 /// Who has to do something about a fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,7 +32,7 @@ pub enum Retry {
 }
 
 /// Which deadline of a backend has passed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Deadline {
     /// Until the connection stands.
     Connect,
@@ -65,7 +66,7 @@ impl Deadline {
 }
 
 /// Which limit an answer of a backend has passed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Size {
     /// Of a JSON document.
     Result,
@@ -86,8 +87,34 @@ impl Size {
     }
 }
 
+/// What there may be only so many of at once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Bounded {
+    /// Open event streams.
+    Streams,
+    /// Sessions that something is kept for.
+    Sessions,
+    /// Calls that wait for a process.
+    Queue,
+    /// Requests that are being answered.
+    #[serde(other)]
+    Requests,
+}
+
+impl std::fmt::Display for Bounded {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Requests => "requests",
+            Self::Streams => "streams",
+            Self::Sessions => "sessions in use",
+            Self::Queue => "calls waiting for a process",
+        })
+    }
+}
+
 /// Why a call that has begun can't wait for its client.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 pub enum Unparked {
     /// This many wait already.
     #[error("{0} calls wait for an answer already (limits.max_parked_calls)")]
@@ -97,8 +124,8 @@ pub enum Unparked {
     Draining,
 }
 
-/// Why a call has no answer of its backend.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+/// Why a call has no answer of its backend. Instances tell each other, so it has a form on the wire too.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "the messages say it")]
 pub enum Fault {
     #[error("backend \"{backend}\" is not reachable: {detail}")]
@@ -122,9 +149,11 @@ pub enum Fault {
     )]
     OutcomeUnknown { backend: String, detail: String },
     #[error("too many {what} at once (limit {limit}); try again later")]
-    Busy { what: &'static str, limit: usize },
+    Busy { what: Bounded, limit: usize },
     #[error("the gateway is shutting down; try again")]
     Draining,
+    #[error("the gateway can't reach its shared state, which this needs ({detail}); try again")]
+    StateUnavailable { detail: String },
     #[error("{why}, so the client can't be asked what the call needs; what the call has done is unknown")]
     NotParked { why: Unparked },
     #[error("the client gave no answer to {asked} within limits.answer_timeout")]
@@ -133,7 +162,23 @@ pub enum Fault {
     ClientRefused { asked: String, said: String },
     /// An error that is answered as it is.
     #[error("{}", .0.message)]
-    Rpc(RpcError),
+    Rpc(#[serde(with = "rpc_error")] RpcError),
+}
+
+/// An error of JSON-RPC between instances: code, message, and `data` as text.
+mod rpc_error {
+    use drawbridge_wire::RpcError;
+    use serde::{Deserialize as _, Deserializer, Serialize as _, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(error: &RpcError, to: S) -> Result<S::Ok, S::Error> {
+        let data = error.data.as_deref().map(String::from_utf8_lossy);
+        (error.code, &error.message, data).serialize(to)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<RpcError, D::Error> {
+        let (code, message, data) = <(i64, String, Option<String>)>::deserialize(from)?;
+        Ok(RpcError { code, message, data: data.map(Into::into) })
+    }
 }
 
 impl Fault {
@@ -149,6 +194,7 @@ impl Fault {
             Self::OutcomeUnknown { .. } => "outcome_unknown",
             Self::Busy { .. } => "busy",
             Self::Draining => "draining",
+            Self::StateUnavailable { .. } => "state_unavailable",
             Self::NoAnswer { .. } => "no_answer",
             Self::ClientRefused { .. } => "client_refused",
             Self::NotParked { why } => match why {
@@ -160,7 +206,7 @@ impl Fault {
     }
 
     /// All codes, for the documentation test.
-    pub const CODES: [&'static str; 11] = [
+    pub const CODES: [&'static str; 12] = [
         "backend_unreachable",
         "backend_not_started",
         "backend_timeout",
@@ -170,6 +216,7 @@ impl Fault {
         "outcome_unknown",
         "busy",
         "draining",
+        "state_unavailable",
         "no_answer",
         "client_refused",
     ];
@@ -177,7 +224,9 @@ impl Fault {
     /// Who has to act.
     pub fn blame(&self) -> Blame {
         match self {
-            Self::Busy { .. } | Self::Draining | Self::NotParked { .. } => Blame::Gateway,
+            Self::Busy { .. } | Self::Draining | Self::StateUnavailable { .. } | Self::NotParked { .. } => {
+                Blame::Gateway
+            }
             Self::Rpc(_) | Self::NoAnswer { .. } | Self::ClientRefused { .. } => Blame::Caller,
             _ => Blame::Backend,
         }
@@ -187,7 +236,9 @@ impl Fault {
     pub fn retry(&self) -> Retry {
         match self {
             Self::Unreachable { .. } | Self::NotStarted { .. } => Retry::Safe,
-            Self::Busy { .. } | Self::Draining => Retry::After(Duration::from_secs(1)),
+            Self::Busy { .. } | Self::Draining | Self::StateUnavailable { .. } => {
+                Retry::After(Duration::from_secs(1))
+            }
             Self::Timeout { deadline: Deadline::Connect | Deadline::Queue | Deadline::Start, .. } => {
                 Retry::Safe
             }
@@ -223,5 +274,11 @@ impl Fault {
     /// "Invalid params".
     pub fn invalid_params(message: impl Into<String>) -> Self {
         Self::Rpc(RpcError::new(rpc::INVALID_PARAMS, message))
+    }
+}
+
+impl From<crate::state::Unavailable> for Fault {
+    fn from(unavailable: crate::state::Unavailable) -> Self {
+        Self::StateUnavailable { detail: unavailable.0 }
     }
 }

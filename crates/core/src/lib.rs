@@ -16,6 +16,8 @@ pub mod client;
 pub mod endpoint;
 pub mod event_log;
 pub mod fault;
+pub mod fleet;
+pub mod metrics;
 mod mirrored;
 pub mod recalling;
 pub mod request;

@@ -8,6 +8,7 @@
 //!          ◀── answer ── keep ◀── learn, leave out ◀───────────┘
 //! ```
 
+use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -17,14 +18,18 @@ use drawbridge_wire::message::Field;
 use drawbridge_wire::{Id, Message, code, json, method};
 use futures_util::future::ready;
 use futures_util::{StreamExt as _, stream};
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use crate::backend::{Backend, BackendName, Conversation, Description, Scope, Unsolicited};
 use crate::cache::{Asked, Cache};
 use crate::call::{Call, Event, Events, Reply, Shape, forward, generate, once};
 use crate::client::{Answers, Client};
-use crate::fault::Fault;
+use crate::fault::{Deadline, Fault};
+use crate::fleet::Peers;
+use crate::metrics::{self, Method, Outcome};
 use crate::mirrored::{self, Mirrored, Tool};
+use crate::state::Heard;
 
 /// A list of tools that is read for what it says about headers has at most this many pages.
 const MAX_PAGES: usize = 50;
@@ -42,18 +47,63 @@ struct Memory {
     list_timeout: Duration,
     mirrored: Mirrored,
     cache: Option<Cache>,
+    metrics: Arc<metrics::Backend>,
+    /// Other instances remember too.
+    peers: Peers,
+    /// When they were told of which change.
+    told: Mutex<HashMap<String, Instant>>,
+}
+
+/// Other instances hear of the same change at most this often.
+const TELL_EVERY: Duration = Duration::from_millis(100);
+const MAX_TOLD: usize = 256;
+
+/// Forgets what other instances say has changed.
+async fn hear_elsewhere(memory: Weak<Memory>) {
+    loop {
+        let Some((bus, topic)) = memory.upgrade().map(|m| (m.peers.state().bus.clone(), m.topic())) else {
+            return;
+        };
+        if let Ok(mut changes) = bus.subscribe(&topic).await {
+            while let Some(heard) = changes.next().await {
+                let Some(memory) = memory.upgrade() else { return };
+                match heard {
+                    Heard::Message(text) => {
+                        if let Ok(message) = Message::parse(text) {
+                            memory.forget(&message);
+                        }
+                    }
+                    Heard::Missed => memory.forget_all(),
+                }
+            }
+        }
+        tokio::time::sleep(TELL_EVERY).await;
+    }
 }
 
 impl Recalling {
-    /// Gives `inner` a memory; it keeps answers only if `cache` says so.
-    pub fn new(inner: Arc<dyn Backend>, cache: bool) -> Arc<Self> {
+    /// Gives `inner` a memory; it keeps answers only if `cache` says so. What is sent to `inner` is counted in
+    /// `metrics`.
+    pub fn new(
+        inner: Arc<dyn Backend>,
+        cache: bool,
+        peers: &Peers,
+        metrics: Arc<metrics::Backend>,
+    ) -> Arc<Self> {
         let memory = Memory {
             name: inner.name().clone(),
             list_timeout: inner.list_timeout(),
             mirrored: Mirrored::new(inner.name().clone()),
             cache: cache.then(Cache::default),
+            metrics,
+            peers: peers.clone(),
+            told: Mutex::default(),
         };
-        Arc::new(Self { inner, memory: Arc::new(memory) })
+        let memory = Arc::new(memory);
+        if peers.state().is_fleet {
+            peers.tasks().spawn("hear of changes", hear_elsewhere(Arc::downgrade(&memory)));
+        }
+        Arc::new(Self { inner, memory })
     }
 }
 
@@ -64,7 +114,14 @@ impl Backend for Recalling {
     }
 
     async fn describe(&self, client: &Arc<Client>) -> Result<Arc<Description>, Fault> {
-        self.inner.describe(client).await
+        let description = self.inner.describe(client).await;
+        match &description {
+            Err(fault) if is_unreachable(fault) => self.memory.metrics.up.set(false),
+            // It may be one that was kept, so it says nothing against what calls found.
+            Ok(_) if self.memory.metrics.up.get().is_none() => self.memory.metrics.up.set(true),
+            _ => {}
+        }
+        description
     }
 
     fn open(
@@ -110,6 +167,13 @@ impl Unsolicited for Listener {
 impl Memory {
     fn hear(&self, event: &Event) {
         let Event::Notify(message) = event else { return };
+        self.forget(message);
+        if self.peers.state().is_fleet && is_change(message) {
+            self.tell(message);
+        }
+    }
+
+    fn forget(&self, message: &Message) {
         if let Some(cache) = &self.cache {
             cache.heard(message);
         }
@@ -117,9 +181,54 @@ impl Memory {
             self.mirrored.forget();
         }
     }
+
+    fn forget_all(&self) {
+        if let Some(cache) = &self.cache {
+            cache.clear();
+        }
+        self.mirrored.forget();
+    }
+
+    fn topic(&self) -> String {
+        format!("changes:{}", self.name)
+    }
+
+    /// Tells the other instances of a change, unless they have just heard of it.
+    fn tell(&self, message: &Message) {
+        let about = format!("{} {}", message.method(), message.text(Field::Uri).unwrap_or_default());
+        let now = Instant::now();
+        {
+            let mut told = self.told.lock();
+            if told.len() >= MAX_TOLD {
+                told.retain(|_, at| now.duration_since(*at) < TELL_EVERY);
+            }
+            if told.get(&about).is_some_and(|at| now.duration_since(*at) < TELL_EVERY) {
+                return;
+            }
+            told.insert(about, now);
+        }
+        let (bus, topic, text) = (self.peers.state().bus.clone(), self.topic(), message.bytes().clone());
+        self.peers.tasks().spawn("tell of a change", async move {
+            // Who is not told keeps what it has until its time is over.
+            if let Err(e) = bus.publish(&topic, text).await {
+                tracing::debug!("other instances were not told of a change: {e}");
+            }
+        });
+    }
 }
 
 /// A conversation that is read along.
+/// Whether a notification says that something is not what it was.
+fn is_change(message: &Message) -> bool {
+    matches!(
+        message.method().as_ref(),
+        method::TOOLS_LIST_CHANGED
+            | method::PROMPTS_LIST_CHANGED
+            | method::RESOURCES_LIST_CHANGED
+            | method::RESOURCES_UPDATED
+    )
+}
+
 struct Talk {
     memory: Arc<Memory>,
     inner: Arc<dyn Conversation>,
@@ -170,20 +279,27 @@ impl Conversation for Talk {
     async fn close(&self) {
         self.inner.close().await;
     }
+
+    async fn leave(&self) {
+        self.inner.leave().await;
+    }
 }
 
 impl Talk {
     /// Any call but one of a tool.
     fn read(&self, call: Call) -> Events {
         let memory = self.memory.clone();
+        let mut sent = Sent::new(&memory, &call);
         if call.request.method() != method::TOOLS_LIST {
             return Box::pin(self.inner.clone().call(call).map(move |event| {
+                sent.see(&event);
                 memory.hear(&event);
                 own_hop(&memory, event)
             }));
         }
         let (profile, answers, request) = (call.client.profile(), call.client.answers, call.request.clone());
         Box::pin(self.inner.clone().call(call).map(move |event| {
+            sent.see(&event);
             memory.hear(&event);
             match own_hop(&memory, event) {
                 Event::Done(reply) if !reply.is_error() => {
@@ -212,16 +328,18 @@ impl Talk {
 
     /// Sends the call of a tool. If the backend refuses its headers, nothing was done yet, and it may be sent again.
     fn send(self: Arc<Self>, call: Call) -> Events {
-        let sent = Instant::now();
+        let at = Instant::now();
+        let mut sent = Sent::new(&self.memory, &call);
         let mut again = Some(call.clone());
         Box::pin(self.inner.clone().call(call).flat_map(move |event| {
+            sent.see(&event);
             self.memory.hear(&event);
             if matches!(event, Event::Notify(_) | Event::Asks(_)) {
                 // Something was done.
                 again = None;
             }
             match again.take_if(|_| matches!(&event, Event::Done(reply) if is_refusal(reply))) {
-                Some(call) => self.clone().recover(call, event, sent).left_stream(),
+                Some(call) => self.clone().recover(call, event, at).left_stream(),
                 None => stream::once(ready(own_hop(&self.memory, event))).right_stream(),
             }
         }))
@@ -273,9 +391,13 @@ impl Talk {
                 Ok(headers) => headers.into(),
                 Err(fault) => return Event::Fail(fault),
             };
+            let mut again = Sent::new(&self.memory, &call);
             let events = self.inner.clone().call(Call { params_headers: headers, ..call });
             let memory = self.memory.clone();
-            let events = events.inspect(move |event| memory.hear(event));
+            let events = events.inspect(move |event| {
+                again.see(event);
+                memory.hear(event);
+            });
             let last = forward(&emit, Box::pin(events)).await;
             last.map_or_else(|| Event::Fail(self.memory.silent()), |event| own_hop(&self.memory, event))
         })
@@ -318,6 +440,55 @@ impl Talk {
             mirrored.asked(&profile);
         }
     }
+}
+
+/// A request that the backend has, to be counted when it ends.
+struct Sent {
+    memory: Arc<Memory>,
+    at: Instant,
+    lasts: bool,
+    has_ended: bool,
+}
+
+impl Sent {
+    fn new(memory: &Arc<Memory>, call: &Call) -> Self {
+        let lasts = Method::of(&call.request.method()).lasts();
+        Self { memory: memory.clone(), at: Instant::now(), lasts, has_ended: false }
+    }
+
+    /// Looks at what comes of it.
+    fn see(&mut self, event: &Event) {
+        let Some(outcome) = Outcome::of(event).filter(|_| !self.has_ended) else { return };
+        self.end(outcome);
+        match event {
+            Event::Done(_) | Event::Asks(_) => self.memory.metrics.up.set(true),
+            Event::Fail(fault) if is_unreachable(fault) => self.memory.metrics.up.set(false),
+            _ => {}
+        }
+    }
+
+    fn end(&mut self, outcome: Outcome) {
+        self.has_ended = true;
+        self.memory.metrics.ended(outcome, (!self.lasts).then(|| self.at.elapsed()));
+    }
+}
+
+impl Drop for Sent {
+    fn drop(&mut self) {
+        if !self.has_ended {
+            self.end(Outcome::Cancelled);
+        }
+    }
+}
+
+/// Whether a fault says that the backend is not there.
+fn is_unreachable(fault: &Fault) -> bool {
+    matches!(
+        fault,
+        Fault::Unreachable { .. }
+            | Fault::NotStarted { .. }
+            | Fault::Timeout { deadline: Deadline::Connect | Deadline::Start, .. }
+    )
 }
 
 impl Memory {

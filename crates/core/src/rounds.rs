@@ -31,7 +31,7 @@ use crate::call::{
 use crate::endpoint::{Conversing, Endpoint};
 use crate::fault::Fault;
 
-pub use parked::Rounds;
+pub use parked::{RETRY, Rounds, retry_of};
 
 /// Bounds of calls that ask.
 #[derive(Debug, Clone)]

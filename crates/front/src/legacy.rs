@@ -8,17 +8,21 @@
 mod calls;
 mod downgrade;
 mod encode;
+pub(crate) mod fleet;
 pub mod handle;
 pub(crate) mod http;
 mod resume;
 pub mod session;
+mod spill;
 pub(crate) mod sse;
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use drawbridge_core::event_log::{EventRing, SessionKey};
+use drawbridge_core::fault::Bounded;
+use drawbridge_core::fleet::Peers;
 use drawbridge_core::revocation::Revocations;
 use drawbridge_core::seal::KeyRing;
 use drawbridge_core::{Endpoint, Fault, Tasks};
@@ -32,12 +36,14 @@ use session::Session;
 pub struct Legacy {
     handles: Handles,
     sessions: Mutex<HashMap<Arc<str>, Arc<Session>, ahash::RandomState>>,
+    /// The same, by key, for what other instances bring.
+    by_key: Mutex<HashMap<SessionKey, Weak<Session>, ahash::RandomState>>,
     connections: sse::Connections,
     events: Arc<EventRing>,
     revocations: Arc<dyn Revocations>,
     tasks: Tasks,
-    /// Names this run of this instance in event ids and asks.
-    instance: Arc<str>,
+    /// The other instances.
+    peers: Peers,
     max_sessions: usize,
     session_idle: Duration,
 }
@@ -47,17 +53,18 @@ impl Legacy {
         options: &FrontOptions,
         keys: Arc<KeyRing>,
         events: Arc<EventRing>,
-        revocations: Arc<dyn Revocations>,
         tasks: Tasks,
+        peers: &Peers,
     ) -> Self {
         Self {
-            handles: Handles::new(keys),
+            handles: Handles::new(keys, peers.state().clone()),
             sessions: Mutex::default(),
+            by_key: Mutex::default(),
             connections: sse::Connections::default(),
             events,
-            revocations,
+            revocations: peers.state().revocations.clone(),
             tasks,
-            instance: Arc::from(format!("{:08x}", rand::random::<u32>())),
+            peers: peers.clone(),
             max_sessions: options.max_sessions,
             session_idle: options.session_idle,
         }
@@ -65,19 +72,23 @@ impl Legacy {
 
     /// The session of a genuine id of this endpoint. One that this instance does not know is made, but not kept:
     /// see [`Legacy::keep`].
-    pub(crate) fn find(&self, endpoint: &Arc<Endpoint>, id: &str) -> Result<Option<Arc<Session>>, Fault> {
+    pub(crate) async fn find(
+        &self,
+        endpoint: &Arc<Endpoint>,
+        id: &str,
+    ) -> Result<Option<Arc<Session>>, Fault> {
         let known = self.sessions.lock().get(id).cloned();
         if let Some(session) = known {
             return Ok(session.belongs_to(endpoint).then_some(session));
         }
         let name = endpoint.name().map(|n| n.as_str().to_owned()).unwrap_or_default();
-        let Some(client) = self.handles.open(id, &name) else { return Ok(None) };
+        let Some(client) = self.handles.open(id, &name).await? else { return Ok(None) };
         let key = handle::key(id);
         if self.revocations.is_revoked(&key) {
             return Ok(None);
         }
         let client = Arc::new(client);
-        Ok(Some(Session::new(key, client, endpoint.clone(), self.instance.clone(), self.events.clone())))
+        Ok(Some(Session::new(key, client, endpoint.clone(), self.peers.clone(), self.events.clone())))
     }
 
     /// Keeps a session on this instance, since something of it has to be remembered. Returns the one that is kept,
@@ -88,19 +99,52 @@ impl Legacy {
             return Ok(kept.clone());
         }
         if sessions.len() >= self.max_sessions && !evict(&mut sessions, &self.tasks) {
-            return Err(Fault::Busy { what: "sessions in use", limit: self.max_sessions });
+            return Err(Fault::Busy { what: Bounded::Sessions, limit: self.max_sessions });
         }
         sessions.insert(Arc::from(id), session.clone());
+        drop(sessions);
+        self.enter(&session);
         Ok(session)
     }
 
-    /// Ends a session for good.
+    /// Lets other instances bring what is for a session.
+    pub(super) fn enter(&self, session: &Arc<Session>) {
+        let mut by_key = self.by_key.lock();
+        if by_key.len() == by_key.capacity() {
+            by_key.retain(|_, session| session.strong_count() > 0);
+        }
+        by_key.insert(session.key, Arc::downgrade(session));
+    }
+
+    /// The session on this instance with a key in hexadecimal form.
+    fn by_key(&self, key: &str) -> Option<Arc<Session>> {
+        self.by_key.lock().get(&SessionKey::parse(key)?)?.upgrade()
+    }
+
+    /// Lets go of a session that was ended, here or at another instance.
+    fn forget(&self, key: SessionKey) {
+        let session = self.by_key.lock().remove(&key).and_then(|session| session.upgrade());
+        if let Some(session) = session {
+            self.sessions.lock().retain(|_, kept| !Arc::ptr_eq(kept, &session));
+            session.end_streams();
+            self.tasks.spawn("end session", async move { session.close().await });
+        }
+    }
+
+    /// The same for all that were ended.
+    fn forget_revoked(&self) {
+        let keys: Vec<SessionKey> = self.by_key.lock().keys().copied().collect();
+        keys.into_iter().filter(|key| self.revocations.is_revoked(key)).for_each(|key| self.forget(key));
+    }
+
+    /// Ends a session for good, at all instances.
     pub(crate) async fn end(&self, id: &str, key: SessionKey) {
         if let Err(e) = self.revocations.revoke(key, SESSION_LIFETIME).await {
             tracing::warn!("other instances hear later that a session was ended: {e}");
         }
         let session = self.sessions.lock().remove(id);
         if let Some(session) = session {
+            self.by_key.lock().remove(&key);
             session.end_streams();
             self.tasks.spawn("end session", async move { session.close().await });
         }
@@ -126,7 +170,7 @@ impl Legacy {
         }
         self.tasks.spawn("end idle sessions", async move {
             for session in idle {
-                session.close().await;
+                session.leave().await;
             }
         });
     }
@@ -137,7 +181,7 @@ impl Legacy {
 
     pub(crate) async fn close(&self) {
         let sessions: Vec<_> = self.sessions.lock().drain().map(|(_, session)| session).collect();
-        let ended = sessions.iter().map(|session| session.close());
+        let ended = sessions.iter().map(|session| session.leave());
         let _ = tokio::time::timeout(Duration::from_secs(5), futures_util::future::join_all(ended)).await;
     }
 }
@@ -148,7 +192,7 @@ fn evict(sessions: &mut HashMap<Arc<str>, Arc<Session>, ahash::RandomState>, tas
         sessions.iter().filter_map(|(id, s)| Some((s.idle_for()?, id))).max_by_key(|(idle, _)| *idle);
     let Some(id) = oldest.map(|(_, id)| id.clone()) else { return false };
     if let Some(session) = sessions.remove(&id) {
-        tasks.spawn("end session", async move { session.close().await });
+        tasks.spawn("end session", async move { session.leave().await });
     }
     true
 }

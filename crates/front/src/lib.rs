@@ -13,6 +13,7 @@ pub mod legacy;
 pub mod modern;
 pub mod options;
 pub mod origin;
+mod record;
 pub mod reply;
 pub mod route;
 pub mod stream;
@@ -24,7 +25,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use axum::body::Body;
 use drawbridge_core::event_log::EventRing;
-use drawbridge_core::revocation::Revocations;
+use drawbridge_core::fault::Bounded;
+use drawbridge_core::fleet::Peers;
+use drawbridge_core::metrics::{Gauges, Metrics};
 use drawbridge_core::seal::KeyRing;
 use drawbridge_core::{Endpoint, Fault, Rounds, Tasks, request};
 use drawbridge_wire::{ProtocolVersion, RpcError, code, header};
@@ -36,6 +39,7 @@ use options::FrontOptions;
 use origin::Origins;
 use reply::{Refusal, with_cors};
 use route::Transport;
+use stream::OpenStreams;
 
 /// The public face of the gateway. Cheap to clone.
 #[derive(Clone)]
@@ -48,9 +52,11 @@ pub(crate) struct Inner {
     pub(crate) tasks: Tasks,
     origins: Origins,
     in_flight: AtomicUsize,
-    pub(crate) streams: Arc<AtomicUsize>,
+    pub(crate) streams: Arc<OpenStreams>,
+    metrics: Arc<Metrics>,
     pub(crate) legacy: Legacy,
     rounds: Arc<Rounds>,
+    pub(crate) peers: Peers,
 }
 
 /// The parts that a front is made of.
@@ -63,12 +69,14 @@ pub struct Parts {
     pub keys: Arc<KeyRing>,
     /// Keeps the events of streams for resumption.
     pub events: Arc<EventRing>,
-    /// Ended sessions.
-    pub revocations: Arc<dyn Revocations>,
     /// Calls that wait for their clients.
     pub rounds: Arc<Rounds>,
     /// Background work.
     pub tasks: Tasks,
+    /// Where answers are counted.
+    pub metrics: Arc<Metrics>,
+    /// The other instances.
+    pub peers: Peers,
 }
 
 impl Front {
@@ -79,18 +87,22 @@ impl Front {
             .into_iter()
             .map(|endpoint| (endpoint.name().map(ToString::to_string), endpoint))
             .collect();
-        let legacy =
-            Legacy::new(&parts.options, parts.keys, parts.events, parts.revocations, parts.tasks.clone());
-        Self(Arc::new(Inner {
+        let tasks = parts.tasks.clone();
+        let legacy = Legacy::new(&parts.options, parts.keys, parts.events, tasks, &parts.peers);
+        let inner = Arc::new(Inner {
             origins: Origins::new(&parts.options),
             options: parts.options,
             endpoints,
             tasks: parts.tasks,
             in_flight: AtomicUsize::new(0),
             streams: Arc::default(),
+            metrics: parts.metrics,
             legacy,
             rounds: parts.rounds,
-        }))
+            peers: parts.peers,
+        });
+        legacy::fleet::attend(&inner);
+        Self(inner)
     }
 
     /// Ends what was not used for long. To be called now and then.
@@ -105,7 +117,19 @@ impl Front {
 
     /// How many sessions this instance keeps something for, and how many streams are open.
     pub fn load(&self) -> (usize, usize) {
-        (self.0.legacy.session_count(), self.0.streams.load(Ordering::Relaxed))
+        (self.0.legacy.session_count(), self.0.streams.count())
+    }
+
+    /// What is open and under way on this instance. The event log is not the front's.
+    pub fn gauges(&self) -> Gauges {
+        let inner = &self.0;
+        Gauges {
+            in_flight: inner.in_flight.load(Ordering::Relaxed),
+            streams: inner.streams.by_kind(),
+            sessions: inner.legacy.session_count(),
+            parked: inner.rounds.count(),
+            event_log_bytes: 0,
+        }
     }
 
     /// Ends all sessions' conversations with backends; the sessions themselves can be taken up elsewhere.
@@ -116,13 +140,19 @@ impl Front {
 
     /// Answers one request.
     pub async fn handle(&self, request: Request<Body>) -> Result<Response<Body>, Infallible> {
+        let response = self.answer(request).await;
+        self.0.metrics.responses.count(response.status().as_u16());
+        Ok(response)
+    }
+
+    async fn answer(&self, request: Request<Body>) -> Response<Body> {
         let inner = &self.0;
         let origin = match inner.origins.check(request.headers(), request.uri()) {
             Ok(origin) => origin,
-            Err(refusal) => return Ok(refusal.into_response()),
+            Err(refusal) => return refusal.into_response(),
         };
         if request.method() == Method::OPTIONS {
-            return Ok(reply::preflight(origin));
+            return reply::preflight(origin);
         }
         let traced = request.headers().get(TRACEPARENT).and_then(|v| request::Id::of_trace(v.as_bytes()));
         let id = traced.unwrap_or_else(request::Id::fresh);
@@ -135,7 +165,7 @@ impl Front {
         if let Ok(id) = HeaderValue::from_bytes(&id.digits()) {
             response.headers_mut().insert(REQUEST_ID, id);
         }
-        Ok(with_cors(response, origin))
+        with_cors(response, origin)
     }
 }
 
@@ -153,7 +183,7 @@ impl Inner {
         let admitted = Admitted(self.clone());
         let limit = self.options.max_in_flight;
         if self.in_flight.fetch_add(1, Ordering::Relaxed) >= limit {
-            return Err(Fault::Busy { what: "requests", limit });
+            return Err(Fault::Busy { what: Bounded::Requests, limit });
         }
         Ok(admitted)
     }
@@ -168,7 +198,9 @@ impl Inner {
             (Transport::StreamableHttp, &(Method::GET | Method::DELETE)) if is_modern(&head) => {
                 Err(Refusal::status(StatusCode::METHOD_NOT_ALLOWED, "this protocol version only has POST"))
             }
-            (Transport::StreamableHttp, &Method::GET) => legacy::http::get(&self, &endpoint, &head.headers),
+            (Transport::StreamableHttp, &Method::GET) => {
+                legacy::http::get(&self, &endpoint, &head.headers).await
+            }
             (Transport::StreamableHttp, &Method::DELETE) => {
                 legacy::http::delete(&self, &endpoint, &head.headers).await
             }

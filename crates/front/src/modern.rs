@@ -11,6 +11,7 @@ use axum::body::Body;
 use bytes::Bytes;
 use drawbridge_core::backend::Scope;
 use drawbridge_core::call::{Call, Event, Events};
+use drawbridge_core::metrics::{Era, Stream};
 use drawbridge_core::{Answers, Client, Conversation, Conversing, Endpoint, Principal};
 use drawbridge_wire::message::{Field, Incoming};
 use drawbridge_wire::{Kind, Message, ProtocolVersion, code, header, json, method, sse};
@@ -19,6 +20,7 @@ use http::request::Parts;
 use http::{Response, StatusCode};
 
 use crate::Inner;
+use crate::record::{End, Record};
 use crate::reply::{self, Refusal};
 use crate::stream::{EventBody, StreamPermit};
 use encode::{Encoder, Out};
@@ -82,11 +84,21 @@ pub(crate) async fn post(
             return Err(Refusal::rpc(StatusCode::BAD_REQUEST, None, error));
         }
     }
-    let client = Arc::new(check::request(&message, &head.headers)?);
+    let mut record = Record::begin(endpoint, Era::Modern, &message);
+    let client = match check::request(&message, &head.headers) {
+        Ok(client) => Arc::new(client),
+        Err(refusal) => return Err(record.refused(refusal)),
+    };
     if message.method() == method::DISCOVER {
-        return discover(endpoint, &client, &message).await;
+        return match discover(endpoint, &client, &message).await {
+            Ok(answer) => {
+                record.end(End::OK, answer.status());
+                Ok(answer)
+            }
+            Err(refusal) => Err(record.refused(refusal)),
+        };
     }
-    call(inner, endpoint, client, message, &head.headers).await
+    call(inner, endpoint, client, message, &head.headers, record).await
 }
 
 /// Answers `server/discover` with what the endpoint is to this client, in the versions of the gateway.
@@ -130,15 +142,20 @@ async fn call(
     client: Arc<Client>,
     request: Message,
     headers: &http::HeaderMap,
+    record: Record,
 ) -> Result<Response<Body>, Refusal> {
     let id = request.id().ok_or_else(|| Refusal::status(StatusCode::BAD_REQUEST, "no id"))?;
     let is_listen = request.method() == method::LISTEN;
+    let kind = if is_listen { Stream::Listen } else { Stream::Call };
     let permit = |inner: &Inner| {
-        StreamPermit::take(&inner.streams, inner.options.max_streams)
+        StreamPermit::take(&inner.streams, kind, inner.options.max_streams)
             .map_err(|fault| Refusal::unavailable(&fault))
     };
-    let listening = if is_listen { Some(permit(inner)?) } else { None };
-    let encoder = Encoder::new(&request, id);
+    let listening = match is_listen.then(|| permit(inner)).transpose() {
+        Ok(listening) => listening,
+        Err(refusal) => return Err(record.refused(refusal)),
+    };
+    let mut encoder = Encoder::new(&request, id, record);
     let params_headers = headers
         .iter()
         .filter(|(name, _)| name.as_str().starts_with(header::PARAM_PREFIX))
@@ -168,9 +185,10 @@ async fn call(
         Some(permit) => permit,
         None => match permit(inner) {
             Ok(permit) => permit,
-            Err(_full) => return without_stream(&encoder, events).await,
+            Err(_full) => return without_stream(encoder, events).await,
         },
     };
+    encoder.record.streams();
     let mut opening = bytes::BytesMut::from(&b":\n\n"[..]);
     if let Some(payload) = first {
         sse::encode(None, payload).pieces().iter().for_each(|piece| opening.extend_from_slice(piece));
@@ -181,7 +199,7 @@ async fn call(
 
 /// Waits for the answer where no stream is free for what comes before it. The call runs already: to refuse it now would
 /// invite the client to run it again.
-async fn without_stream(encoder: &Encoder, mut events: Events) -> Result<Response<Body>, Refusal> {
+async fn without_stream(mut encoder: Encoder, mut events: Events) -> Result<Response<Body>, Refusal> {
     while let Some(event) = events.next().await {
         if let Some(Out { payload, status, terminal: true }) = encoder.encode(event) {
             return Ok(reply::json(status, payload));
@@ -194,7 +212,7 @@ async fn without_stream(encoder: &Encoder, mut events: Events) -> Result<Respons
 /// the gateway drains.
 fn stream_of(
     inner: &Arc<Inner>,
-    encoder: Encoder,
+    mut encoder: Encoder,
     mut events: Events,
     is_listen: bool,
 ) -> crate::stream::Source {

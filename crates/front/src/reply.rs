@@ -3,11 +3,13 @@
 use axum::body::Body;
 use drawbridge_core::Fault;
 use drawbridge_core::fault::{Blame, Retry};
+use drawbridge_core::metrics::Outcome;
 use drawbridge_wire::message::Invalid;
 use drawbridge_wire::{Id, Message, Payload, RpcError, code, header as mcp};
 use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
 
 use crate::body::Pieces;
+use crate::record::End;
 
 /// A request that is answered by an HTTP error, with a JSON-RPC error as its body.
 #[derive(Debug, Clone)]
@@ -16,12 +18,13 @@ pub struct Refusal {
     error: RpcError,
     id: Option<Id>,
     retry_after: Option<u64>,
+    outcome: Outcome,
 }
 
 impl Refusal {
     /// A refusal that is about HTTP; the body says what to do.
     pub fn status(status: StatusCode, message: &str) -> Self {
-        Self { status, error: RpcError::new(code::INVALID_REQUEST, message), id: None, retry_after: None }
+        Self::rpc(status, None, RpcError::new(code::INVALID_REQUEST, message))
     }
 
     /// The refusal for a path, endpoint or session that does not exist. Says nothing about what does.
@@ -31,7 +34,7 @@ impl Refusal {
 
     /// A JSON-RPC error to the request `id`.
     pub fn rpc(status: StatusCode, id: Option<Id>, error: RpcError) -> Self {
-        Self { status, error, id, retry_after: None }
+        Self { status, error, id, retry_after: None, outcome: Outcome::Refused }
     }
 
     /// The refusal for a body that is not a message.
@@ -45,7 +48,7 @@ impl Refusal {
             Retry::After(wait) => Some(wait.as_secs().max(1)),
             _ => None,
         };
-        Self { status: StatusCode::SERVICE_UNAVAILABLE, error: fault.to_rpc_error(), id: None, retry_after }
+        Self { retry_after, ..Self::rpc(StatusCode::SERVICE_UNAVAILABLE, None, fault.to_rpc_error()) }
     }
 
     /// The refusal for a handshake that a fault prevents.
@@ -56,7 +59,12 @@ impl Refusal {
             (Blame::Backend, _) => StatusCode::BAD_GATEWAY,
             (Blame::Caller, _) => StatusCode::OK,
         };
-        Self { id, ..Self::rpc(status, None, fault.to_rpc_error()) }
+        Self { id, outcome: Outcome::of_fault(fault), ..Self::rpc(status, None, fault.to_rpc_error()) }
+    }
+
+    /// How it ends the request that it is the answer to.
+    pub(crate) fn end(&self) -> (End, StatusCode) {
+        (End::error(self.outcome, self.error.code), self.status)
     }
 
     /// The message in it.

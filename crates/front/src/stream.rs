@@ -8,6 +8,8 @@ use std::time::Duration;
 
 use axum::body::Body;
 use bytes::{Bytes, BytesMut};
+use drawbridge_core::fault::Bounded;
+use drawbridge_core::metrics::Stream as Kind;
 use drawbridge_core::{Fault, request};
 use drawbridge_wire::Payload;
 use drawbridge_wire::sse::KEEP_ALIVE;
@@ -23,16 +25,39 @@ pub type Source = Pin<Box<dyn Stream<Item = Payload> + Send>>;
 /// What is gathered at most before it is written.
 const GATHER_BYTES: usize = 64 * 1024;
 
+/// How many streams are open.
+#[derive(Debug, Default)]
+pub struct OpenStreams {
+    all: AtomicUsize,
+    by_kind: [AtomicUsize; Kind::ALL.len()],
+}
+
+impl OpenStreams {
+    /// All of them.
+    pub fn count(&self) -> usize {
+        self.all.load(Ordering::Relaxed)
+    }
+
+    /// Those of each kind.
+    pub fn by_kind(&self) -> [usize; Kind::ALL.len()] {
+        self.by_kind.each_ref().map(|open| open.load(Ordering::Relaxed))
+    }
+}
+
 /// One of the streams that may be open at once.
 #[derive(Debug)]
-pub struct StreamPermit(Arc<AtomicUsize>);
+pub struct StreamPermit {
+    open: Arc<OpenStreams>,
+    kind: Kind,
+}
 
 impl StreamPermit {
     /// Takes one of `limit`.
-    pub fn take(open: &Arc<AtomicUsize>, limit: usize) -> Result<Self, Fault> {
-        let permit = Self(open.clone());
-        if open.fetch_add(1, Ordering::Relaxed) >= limit {
-            return Err(Fault::Busy { what: "streams", limit });
+    pub fn take(open: &Arc<OpenStreams>, kind: Kind, limit: usize) -> Result<Self, Fault> {
+        open.by_kind[kind as usize].fetch_add(1, Ordering::Relaxed);
+        let permit = Self { open: open.clone(), kind };
+        if open.all.fetch_add(1, Ordering::Relaxed) >= limit {
+            return Err(Fault::Busy { what: Bounded::Streams, limit });
         }
         Ok(permit)
     }
@@ -40,7 +65,8 @@ impl StreamPermit {
 
 impl Drop for StreamPermit {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
+        self.open.all.fetch_sub(1, Ordering::Relaxed);
+        self.open.by_kind[self.kind as usize].fetch_sub(1, Ordering::Relaxed);
     }
 }
 

@@ -14,6 +14,7 @@
 pub mod backend;
 pub mod client;
 pub mod fault_proxy;
+pub mod fleet;
 pub mod gateway;
 pub mod redis;
 

@@ -11,6 +11,7 @@ use drawbridge_core::call::{Call, Events};
 use drawbridge_core::{Client, Conversation, Description, Fault, ProfileKey, Tasks};
 use parking_lot::Mutex;
 
+use crate::fleet::Home;
 use crate::shared_session::SharedSession;
 
 /// A conversation that starts with a handshake.
@@ -25,6 +26,9 @@ pub(crate) trait LegacyConversation: Replaceable {
     /// Receives what comes outside of calls from now on, whatever happens to the way there, until
     /// [`Conversation::stop_listening`]. Resolves once that is so.
     async fn hear(self: Arc<Self>) -> Result<Arc<Description>, Fault>;
+
+    /// From now on it is the one that all instances find at `home`. To be called before its first call.
+    fn settle(self: Arc<Self>, _home: Home) {}
 }
 
 /// A conversation whose backend may have been replaced by one that it is no way to.
@@ -194,7 +198,7 @@ impl SharedSessions {
             && let Some(oldest) = oldest(&sessions)
             && let Some(old) = sessions.remove(&oldest)
         {
-            tasks.spawn("end shared session", async move { old.session.close().await });
+            tasks.spawn("end shared session", async move { old.session.leave().await });
         }
         let session = SharedSession::new(make(client), client.clone(), tasks.clone());
         sessions.insert(key, Shared { session: session.clone(), used: Instant::now() });
@@ -209,7 +213,7 @@ impl SharedSessions {
     pub(crate) async fn close(&self) {
         let sessions = std::mem::take(&mut *self.0.lock());
         for shared in sessions.into_values() {
-            shared.session.close().await;
+            shared.session.leave().await;
         }
     }
 }

@@ -23,6 +23,8 @@ use parking_lot::Mutex;
 
 use crate::changes::listen::Hubs;
 use crate::described::{Described, LegacyConversation, Refused, Replaceable};
+use crate::fleet::Home;
+use crate::fleet::owned::{Keeper, Opens, Owned};
 use crate::modern;
 use crate::options::{Options, TransportChoice};
 use crate::outbound::Outbound;
@@ -43,6 +45,7 @@ pub struct HttpBackend {
     described: Described,
     /// Sessions that clients share.
     scopes: Scopes,
+    keeper: Arc<Keeper>,
     /// Those who listen to it, where it is stateless.
     hubs: Arc<Hubs>,
 }
@@ -59,10 +62,13 @@ impl HttpBackend {
     ) -> Arc<Self> {
         let verdict = era::Verdict::new(&options, transport);
         let described = Described::new(options.era_ttl);
-        let shared = Arc::new(Shared { target, headers, outbound, options, tasks });
+        let sessions = Mutex::default();
+        let shared = Arc::new(Shared { target, headers, outbound, options, tasks, sessions });
         let hubs = Arc::new(Hubs::new(stateless::caller(&shared), shared.tasks.clone()));
         let scopes = Scopes::new(&shared.options, shared.tasks.clone());
-        Arc::new(Self { described, shared, transport, verdict, scopes, hubs })
+        let keeper = Keeper::new(&shared.options, &shared.tasks);
+        session::attend(&shared);
+        Arc::new(Self { described, shared, transport, verdict, scopes, keeper, hubs })
     }
 
     /// What to speak to the backend for `client`: its own dialect where the backend speaks both, since then nothing
@@ -157,6 +163,7 @@ impl Backend for HttpBackend {
 
     async fn close(&self) {
         self.scopes.close().await;
+        self.keeper.close().await;
         self.described.close().await;
     }
 }
@@ -186,16 +193,32 @@ impl Resolving {
         }
         let backend = &self.backend;
         let (maker, spoken) = (backend.clone(), *era);
-        let make: Make = Arc::new(move |client| {
-            let spare = maker.described.take_spare(client);
-            spare.unwrap_or_else(|| maker.legacy(&spoken, client, None))
+        let make: Make = Arc::new(move |client, home| {
+            let (opener, like) = (maker.clone(), client.clone());
+            let opens: Opens = Arc::new(move || {
+                let spare = opener.described.take_spare(&like);
+                spare.unwrap_or_else(|| opener.legacy(&spoken, &like, None))
+            });
+            match home {
+                Some(home) if spoken == Era::Sse => Owned::new(&maker.keeper, home, opens),
+                Some(home) => {
+                    let session = opens();
+                    session.clone().settle(home);
+                    session
+                }
+                None => opens(),
+            }
         });
         let any: Arc<dyn Backend> = backend.clone();
         let shared = backend.scopes.find(&any, &self.client, self.scope, self.sink.as_ref(), &make);
         let session: Arc<dyn Replaceable> = match shared {
             Some(shared) => shared,
             None => {
-                let own = make(&self.client);
+                let home = match self.scope {
+                    Scope::Session(key) => Home::own(&backend.shared.options, key),
+                    Scope::Profile => None,
+                };
+                let own = make(&self.client, home);
                 if let Some(sink) = &self.sink {
                     own.attach(sink.clone());
                 }
@@ -232,7 +255,7 @@ impl Resolving {
             *current = None;
         }
         drop(current);
-        if self.scope == Scope::Session && self.backend.scopes.are_own() {
+        if matches!(self.scope, Scope::Session(_)) && self.backend.scopes.are_own() {
             let session = session.clone();
             self.backend.shared.tasks.spawn("end session", async move { session.close().await });
         } else {
@@ -331,10 +354,20 @@ impl Conversation for Resolving {
     async fn close(&self) {
         self.standing.close();
         let session = self.session.lock().take();
-        if self.scope == Scope::Session
+        if matches!(self.scope, Scope::Session(_))
             && let Some(session) = session
         {
             session.close().await;
+        }
+    }
+
+    async fn leave(&self) {
+        self.standing.close();
+        let session = self.session.lock().take();
+        if matches!(self.scope, Scope::Session(_))
+            && let Some(session) = session
+        {
+            session.leave().await;
         }
     }
 }

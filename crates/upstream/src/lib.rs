@@ -11,6 +11,7 @@ pub mod answer;
 mod answering;
 mod changes;
 mod described;
+mod fleet;
 pub mod http;
 mod inbox;
 pub mod legacy;

@@ -1,9 +1,11 @@
 //! What the configuration says about a backend, as far as both transports share it.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use drawbridge_core::fault::{Deadline, Size};
-use drawbridge_core::{BackendName, Fault};
+use drawbridge_core::fleet::Peers;
+use drawbridge_core::{BackendName, Fault, metrics};
 
 /// Which era a backend speaks, if the configuration says so.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -66,12 +68,18 @@ pub struct Options {
     pub timeout: Duration,
     /// How long merged lists wait for it.
     pub list_timeout: Duration,
+    /// How long a session may be idle.
+    pub session_idle: Duration,
+    /// The other instances of the gateway.
+    pub peers: Peers,
     /// The largest answer, in bytes.
     pub max_result_bytes: usize,
     /// The largest event of a stream, in bytes.
     pub max_event_bytes: usize,
     /// The largest line of a process, in bytes.
     pub max_line_bytes: usize,
+    /// Where its processes are counted.
+    pub metrics: Arc<metrics::Backend>,
 }
 
 impl Options {
@@ -88,9 +96,12 @@ impl Options {
             start_timeout: Duration::from_secs(30),
             timeout: Duration::from_secs(3600),
             list_timeout: Duration::from_secs(5),
+            session_idle: Duration::from_secs(1800),
+            peers: Peers::alone(),
             max_result_bytes: 16 << 20,
             max_event_bytes: 16 << 20,
             max_line_bytes: 16 << 20,
+            metrics: Arc::default(),
         }
     }
 

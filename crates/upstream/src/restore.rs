@@ -16,18 +16,18 @@ const MAX_MESSAGE_BYTES: usize = 16 * 1024;
 const MAX_MESSAGES: usize = 256;
 
 impl Restore {
-    /// Notes a request that has succeeded, if it set something.
-    pub(crate) fn note(&self, request: &Message, reply: &Reply) {
+    /// Notes a request that has succeeded, if it set something. Returns whether it did.
+    pub(crate) fn note(&self, request: &Message, reply: &Reply) -> bool {
         let method = request.method();
         let relevant = matches!(
             method.as_ref(),
             method::SET_LEVEL | method::RESOURCES_SUBSCRIBE | method::RESOURCES_UNSUBSCRIBE
         );
         if !relevant || reply.is_error() || request.bytes().len() > MAX_MESSAGE_BYTES {
-            return;
+            return false;
         }
         // A copy: the request may be a slice of a whole batch.
-        let Ok(request) = &Message::parse(Bytes::copy_from_slice(request.bytes())) else { return };
+        let Ok(request) = &Message::parse(Bytes::copy_from_slice(request.bytes())) else { return false };
         let mut messages = self.0.lock();
         let uri = request.text(Field::Uri);
         messages.retain(|m| match method.as_ref() {
@@ -40,6 +40,18 @@ impl Restore {
             }
             messages.push(request.clone());
         }
+        true
+    }
+
+    /// The requests as texts, for another instance.
+    pub(crate) fn texts(&self) -> Vec<String> {
+        self.0.lock().iter().map(|m| String::from_utf8_lossy(m.bytes()).into_owned()).collect()
+    }
+
+    /// Takes over what another instance noted.
+    pub(crate) fn load(&self, texts: &[String]) {
+        let parse = |text: &String| Message::parse(Bytes::copy_from_slice(text.as_bytes())).ok();
+        *self.0.lock() = texts.iter().take(MAX_MESSAGES).filter_map(parse).collect();
     }
 
     /// The resources that the client subscribed to.

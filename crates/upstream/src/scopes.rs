@@ -9,12 +9,14 @@ use drawbridge_core::{Backend, Client, Conversation, Fault, Principal, Tasks};
 use drawbridge_wire::{Message, method};
 
 use crate::described::{LegacyConversation, Refused, Replaceable, SharedSessions};
+use crate::fleet::Home;
 use crate::modern;
 use crate::options::{Options, SessionScope};
+use crate::shared_session::SharedSession;
 use crate::standing::{Standing, StandingConversation};
 
-/// Makes a session that was not opened yet, for the client that is to share it.
-pub(crate) type Make = Arc<dyn Fn(&Arc<Client>) -> Arc<dyn LegacyConversation> + Send + Sync>;
+/// Makes a session that was not opened yet, for the client that is to have it; other instances find it at its home.
+pub(crate) type Make = Arc<dyn Fn(&Arc<Client>, Option<Home>) -> Arc<dyn LegacyConversation> + Send + Sync>;
 
 /// The sessions of a backend that are not one client's own.
 pub(crate) struct Scopes {
@@ -48,10 +50,10 @@ impl Scopes {
                 let (make, client, tasks) = (make.clone(), client.clone(), self.tasks.clone());
                 Some(Arc::new(PerCall { make, client, tasks, options: self.options.clone() }))
             }
-            (SessionScope::ClientSession, Scope::Session) => None,
-            (_, Scope::Profile) => Some(self.shared.find(&self.shared_as(client), &self.tasks, |c| make(c))),
-            (_, Scope::Session) => {
-                let session = self.shared.find(&self.shared_as(client), &self.tasks, |c| make(c));
+            (SessionScope::ClientSession, Scope::Session(_)) => None,
+            (_, Scope::Profile) => Some(self.shared(client, make)),
+            (_, Scope::Session(_)) => {
+                let session = self.shared(client, make);
                 let (hubs, tasks) = (session.hubs(), self.tasks.clone());
                 let standing = Arc::new(Standing::new(hubs, client.clone(), sink.cloned(), tasks));
                 Some(Arc::new(StandingConversation {
@@ -61,6 +63,11 @@ impl Scopes {
                 }))
             }
         }
+    }
+
+    fn shared(&self, client: &Arc<Client>, make: &Make) -> Arc<SharedSession> {
+        let made = |client: &Arc<Client>| make(client, Home::shared(&self.options, client));
+        self.shared.find(&self.shared_as(client), &self.tasks, made)
     }
 
     /// The client as which a session is shared.
@@ -107,7 +114,7 @@ impl PerCall {
             }
             _ => {}
         }
-        let session = Ending { session: (self.make)(&self.client), tasks: self.tasks.clone() };
+        let session = Ending { session: (self.make)(&self.client, None), tasks: self.tasks.clone() };
         let last = forward(emit, session.session.clone().call_or_refuse(call, refused)).await;
         last.unwrap_or_else(|| Event::Fail(self.options.outcome_unknown("no answer")))
     }

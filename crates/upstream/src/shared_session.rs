@@ -246,6 +246,10 @@ impl Conversation for SharedSession {
     async fn close(&self) {
         self.session.close().await;
     }
+
+    async fn leave(&self) {
+        self.session.leave().await;
+    }
 }
 
 impl Replaceable for SharedSession {

@@ -13,7 +13,8 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use drawbridge_core::backend::{Scope, Unsolicited};
 use drawbridge_core::call::{Call, Emitter, Event, Events, forward, generate};
-use drawbridge_core::fault::Deadline;
+use drawbridge_core::fault::{Bounded, Deadline};
+use drawbridge_core::metrics::{Gauge, Held};
 use drawbridge_core::{Answers, Backend, BackendName, Client, Conversation, Description, Fault, Tasks};
 use drawbridge_wire::{Id, Message};
 use parking_lot::Mutex;
@@ -21,9 +22,11 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::changes::listen::{Caller, Hubs};
 use crate::described::{Described, LegacyConversation};
+use crate::fleet::Home;
+use crate::fleet::owned::{Keeper, Opens, Owned};
 use crate::http::prober;
 use crate::modern;
-use crate::options::{EraChoice, Options};
+use crate::options::{EraChoice, Options, SessionScope};
 use crate::pipe::{self, Carrier, Channel, Dialect, Pipe, Received, Receiver, Sender};
 use crate::process::{Backoff, Control, GuardCommand, Line, Lines, Process, Spec, Writer};
 use crate::scopes::{Make, Scopes};
@@ -145,7 +148,7 @@ impl Launcher {
         };
         if self.waiting.fetch_add(1, Ordering::Relaxed) >= self.limits.max_queue.max(1) {
             self.waiting.fetch_sub(1, Ordering::Relaxed);
-            return Err(Fault::Busy { what: "calls waiting for a process", limit: self.limits.max_queue });
+            return Err(Fault::Busy { what: Bounded::Queue, limit: self.limits.max_queue });
         }
         let placed = tokio::time::timeout(self.limits.queue_timeout, both).await;
         self.waiting.fetch_sub(1, Ordering::Relaxed);
@@ -200,6 +203,8 @@ impl Carrier for Launcher {
         let process = Process::spawn(&self.spec, &self.guard, self.tasks.tracker())
             .map_err(|e| self.not_started(e.to_string()))?;
         tracing::info!(backend.name = %self.options.name, process.pid = process.control.pid(), "process started");
+        let counters = self.options.metrics.as_program();
+        counters.starts.inc();
         let sender = Arc::new(ToProcess { writer: process.writer, options: self.options.clone() });
         let receiver = Box::new(FromProcess {
             lines: process.lines,
@@ -208,6 +213,7 @@ impl Carrier for Launcher {
             options: self.options.clone(),
             ended: None,
             _permits: permits,
+            _counted: Gauge::hold(&counters.running),
         });
         Ok(Channel { sender, receiver })
     }
@@ -240,6 +246,7 @@ struct FromProcess {
     options: Options,
     ended: Option<String>,
     _permits: (OwnedSemaphorePermit, OwnedSemaphorePermit),
+    _counted: Held,
 }
 
 #[async_trait]
@@ -282,6 +289,7 @@ pub struct StdioBackend {
     probing: tokio::sync::Mutex<()>,
     described: Described,
     scopes: Scopes,
+    keeper: Arc<Keeper>,
     /// The process that serves everybody, of a stateless program.
     everybody: Mutex<Option<Arc<Pipe>>>,
     /// Those who listen to it, where it is stateless.
@@ -307,6 +315,8 @@ impl StdioBackend {
             EraChoice::Modern => Some(Dialect::Modern),
         };
         let described = Described::new(options.era_ttl);
+        // Shown from the start on, as none.
+        options.metrics.as_program();
         let own = ProcessCap::new(limits.max_processes);
         let launcher = Arc::new(Launcher {
             spec,
@@ -325,6 +335,7 @@ impl StdioBackend {
             cap.launchers.lock().push(Arc::downgrade(&launcher));
         }
         let scopes = Scopes::new(&launcher.options, launcher.tasks.clone());
+        let keeper = Keeper::new(&launcher.options, &launcher.tasks);
         Arc::new_cyclic(|me: &Weak<Self>| {
             let (me, tasks) = (me.clone(), launcher.tasks.clone());
             let caller: Caller = Arc::new(move |call| match me.upgrade() {
@@ -338,6 +349,7 @@ impl StdioBackend {
                 probing: tokio::sync::Mutex::default(),
                 described,
                 scopes,
+                keeper,
                 everybody: Mutex::new(None),
                 hubs: Arc::new(Hubs::new(caller, tasks)),
             }
@@ -448,12 +460,20 @@ impl StdioBackend {
         sink: Option<Weak<dyn Unsolicited>>,
     ) -> Result<Arc<dyn Conversation>, Fault> {
         let dialect = self.dialect().await?;
-        let own = scope == Scope::Session && self.scopes.are_own();
+        let own = matches!(scope, Scope::Session(_)) && self.scopes.are_own();
         if dialect == Dialect::Modern && own && self.may_have_sessions(client) {
-            let session = match self.described.take_spare(client) {
+            let home = home_of(&self.launcher.options, scope);
+            let is_elsewhere = match &home {
+                Some(home) => home.is_elsewhere("pipe").await,
+                None => false,
+            };
+            let session: Option<Arc<dyn LegacyConversation>> = match self.described.take_spare(client) {
                 Some(spare) => Some(spare),
+                // Another instance has found out that there is one.
+                None if is_elsewhere => Some(self.launcher.new_pipe(Dialect::Legacy, client.clone(), None)),
                 None => self.own_session(client).await,
             };
+            let session = session.map(|session| self.at_home(home, session));
             if let Some(session) = session {
                 if let Some(sink) = sink {
                     session.attach(sink);
@@ -471,19 +491,47 @@ impl StdioBackend {
             return Ok(Arc::new(StandingConversation { backend: self.clone(), everybody, standing }));
         }
         let backend = self.clone();
-        let make: Make = Arc::new(move |client| {
-            let spare = backend.described.take_spare(client);
-            spare.unwrap_or_else(|| backend.launcher.new_pipe(Dialect::Legacy, client.clone(), None))
+        let make: Make = Arc::new(move |client, home| {
+            let (opener, like) = (backend.clone(), client.clone());
+            let opens: Opens = Arc::new(move || {
+                let spare = opener.described.take_spare(&like);
+                spare.unwrap_or_else(|| opener.launcher.new_pipe(Dialect::Legacy, like.clone(), None))
+            });
+            // A process that everybody shares is started by each instance for itself.
+            let home = home.filter(|_| backend.launcher.options.session_scope != SessionScope::Shared);
+            match home {
+                Some(home) => Owned::new(&backend.keeper, home, opens),
+                None => opens(),
+            }
         });
         let any: Arc<dyn Backend> = self.clone();
         if let Some(shared) = self.scopes.find(&any, client, scope, sink.as_ref(), &make) {
             return Ok(shared);
         }
-        let own = make(client);
+        let own = make(client, home_of(&self.launcher.options, scope));
         if let Some(sink) = sink {
             own.attach(sink);
         }
         Ok(own)
+    }
+
+    /// A session that this instance made, as one that all have.
+    fn at_home(
+        &self,
+        home: Option<Home>,
+        session: Arc<dyn LegacyConversation>,
+    ) -> Arc<dyn LegacyConversation> {
+        match home {
+            Some(home) => Owned::new(&self.keeper, home, Arc::new(move || session.clone())),
+            None => session,
+        }
+    }
+}
+
+fn home_of(options: &Options, scope: Scope) -> Option<Home> {
+    match scope {
+        Scope::Session(key) => Home::own(options, key),
+        Scope::Profile => None,
     }
 }
 
@@ -540,6 +588,7 @@ impl Backend for StdioBackend {
 
     async fn close(&self) {
         self.scopes.close().await;
+        self.keeper.close().await;
         self.described.close().await;
         for pipe in self.launcher.all_pipes() {
             pipe.close().await;
@@ -618,8 +667,14 @@ impl Conversation for Resolving {
 
     async fn close(&self) {
         // A conversation that others share is not this one's to end.
-        if let Some(conversation) = self.known().filter(|_| self.scope == Scope::Session) {
+        if let Some(conversation) = self.known().filter(|_| matches!(self.scope, Scope::Session(_))) {
             conversation.close().await;
+        }
+    }
+
+    async fn leave(&self) {
+        if let Some(conversation) = self.known().filter(|_| matches!(self.scope, Scope::Session(_))) {
+            conversation.leave().await;
         }
     }
 }

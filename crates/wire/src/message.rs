@@ -76,6 +76,7 @@ fields! {
     MetaLogLevel = Meta "io.modelcontextprotocol/logLevel",
     MetaSubscriptionId = Meta "io.modelcontextprotocol/subscriptionId",
     ResultType = Result "resultType",
+    ResultIsError = Result "isError",
     ResultMeta = Result "_meta",
     TtlMs = Result "ttlMs",
     CacheScope = Result "cacheScope",

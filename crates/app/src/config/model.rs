@@ -99,7 +99,7 @@ impl Default for Public {
 pub struct Admin {
     /// Address to listen on.
     pub listen: SocketAddr,
-    /// A further address for `/healthz` and `/readyz` alone.
+    /// A further address for `/healthz`, `/readyz` and `/metrics` alone.
     pub probes: Option<SocketAddr>,
 }
 

@@ -76,7 +76,7 @@ pub(super) struct Admin {
     /// Address and port; default `127.0.0.1:9090`.
     #[schemars(extend("pattern" = "^([0-9]{1,3}(\\.[0-9]{1,3}){3}|\\[[0-9a-fA-F:.]+\\]):[0-9]{1,5}$"))]
     pub(super) listen: Option<SocketAddr>,
-    /// A further address for `/healthz` and `/readyz` alone.
+    /// A further address for `/healthz`, `/readyz` and `/metrics` alone.
     #[schemars(extend("pattern" = "^([0-9]{1,3}(\\.[0-9]{1,3}){3}|\\[[0-9a-fA-F:.]+\\]):[0-9]{1,5}$"))]
     pub(super) probes: Option<SocketAddr>,
 }

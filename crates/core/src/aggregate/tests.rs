@@ -74,7 +74,11 @@ impl Conversing for Caller {
         &self.client
     }
     fn conversation(&self, index: usize) -> Arc<dyn Conversation> {
-        self.endpoint.backends()[index].clone().open(&self.client, Scope::Session, None)
+        self.endpoint.backends()[index].clone().open(
+            &self.client,
+            Scope::Session(crate::event_log::SessionKey([0; 16])),
+            None,
+        )
     }
 }
 
@@ -87,7 +91,8 @@ fn endpoint(scripts: &[(&str, Script)]) -> Arc<Endpoint> {
                 as Arc<dyn Backend>
         })
         .collect();
-    let rounds = Rounds::new(keys.clone(), RoundOptions::default(), Tasks::default());
+    let rounds =
+        Rounds::new(keys.clone(), RoundOptions::default(), crate::fleet::Peers::alone(), Tasks::default());
     Arc::new(Endpoint::new(None, backends, keys, rounds))
 }
 

@@ -129,7 +129,7 @@ impl World {
         let options =
             RoundOptions { answer_timeout: ANSWER_TIME, max_rounds: MAX_ROUNDS, max_parked: MAX_PARKED };
         let tasks = Tasks::default();
-        let rounds = Rounds::new(keys.clone(), options, tasks.clone());
+        let rounds = Rounds::new(keys.clone(), options, crate::fleet::Peers::alone(), tasks.clone());
         let endpoints = [None, BackendName::parse("other")].map(|name| {
             let backends: Vec<Arc<dyn Backend>> = vec![puppet.clone()];
             Arc::new(Endpoint::new(name, backends, keys.clone(), rounds.clone()))

@@ -11,6 +11,7 @@ use drawbridge_wire::{Edit, Message, json, method};
 use futures_util::StreamExt as _;
 use futures_util::future::join_all;
 use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
 use super::state::{self, Continues};
@@ -18,6 +19,8 @@ use super::{Pending, RoundOptions, give_up, is_answer, lost, may_ask, refuse};
 use crate::call::{Ask, Call, Emitter, Event, Events, Resume, Round, generate, once};
 use crate::endpoint::{Conversing, Endpoint};
 use crate::fault::{Fault, Unparked};
+use crate::fleet::Peers;
+use crate::fleet::relay::{self, CallFrame, frame};
 use crate::seal::KeyRing;
 use crate::tasks::Tasks;
 
@@ -29,6 +32,21 @@ const MAX_ASKS: usize = 64;
 const INNER_VALID: Duration = Duration::from_secs(24 * 3600);
 /// A call whose client never came back may end by itself for this long, after its asks were answered for it.
 pub(super) const FAREWELL: Duration = Duration::from_secs(5);
+
+/// The service by which an instance goes on with a call that is parked there.
+pub const RETRY: &str = "retry";
+
+#[derive(Serialize, Deserialize)]
+struct RetryFrame {
+    endpoint: String,
+    call: CallFrame,
+}
+
+/// The endpoint and the call that the opening of a [`RETRY`] channel names.
+pub fn retry_of(opening: &Bytes) -> Option<(String, Call)> {
+    let (header, request) = relay::unframe::<RetryFrame>(opening)?;
+    Some((header.endpoint, header.call.read(request)?))
+}
 
 /// The answers of a retry, by key.
 type Answers<'a> = HashMap<Cow<'a, str>, &'a [u8], ahash::RandomState>;
@@ -62,6 +80,8 @@ struct Parked {
 /// The calls that wait, of all endpoints.
 pub struct Rounds {
     keys: Arc<KeyRing>,
+    /// Calls may wait at other instances too.
+    peers: Peers,
     options: RoundOptions,
     tasks: Tasks,
     parked: Mutex<HashMap<u128, Parked, ahash::RandomState>>,
@@ -88,9 +108,9 @@ struct Running {
 }
 
 impl Rounds {
-    /// Bounds, and the keys that seal states. Work that outlives its client runs among `tasks`.
-    pub fn new(keys: Arc<KeyRing>, options: RoundOptions, tasks: Tasks) -> Arc<Self> {
-        Arc::new(Self { keys, options, tasks, parked: Mutex::default() })
+    /// Bounds, the keys that seal states, and the other instances. Work that outlives its client runs among `tasks`.
+    pub fn new(keys: Arc<KeyRing>, options: RoundOptions, peers: Peers, tasks: Tasks) -> Arc<Self> {
+        Arc::new(Self { keys, peers, options, tasks, parked: Mutex::default() })
     }
 
     pub(crate) fn options(&self) -> &RoundOptions {
@@ -118,7 +138,12 @@ impl Rounds {
                 Ok(Continues::Inner(inner)) => {
                     call.request = Edit::new(&call.request).set(Field::RequestState, inner).into_message();
                 }
-                Ok(Continues::Parked(id)) => {
+                Ok(Continues::Parked(instance, _)) if instance != *self.peers.instance() => {
+                    let header = RetryFrame { endpoint: endpoint.label(), call: (&call).into() };
+                    let body = frame(&header, call.request.bytes());
+                    return relay::open(self.peers.clone(), instance, RETRY, body, state::expired());
+                }
+                Ok(Continues::Parked(_, id)) => {
                     let resumed = answers_of(&call).and_then(|answers| {
                         let parked = self.claim(id, &answers)?;
                         Ok(self.clone().resume(endpoint.clone(), call.clone(), parked, &answers))
@@ -309,7 +334,8 @@ impl Running {
         let rounds = self.rounds.clone();
         let id: u128 = rand::random();
         let asks = self.pending.iter().map(Pending::shown).collect();
-        let state = self.seal(&Continues::Parked(id), rounds.options.answer_timeout);
+        let state =
+            self.seal(&Continues::Parked(rounds.peers.instance().clone(), id), rounds.options.answer_timeout);
         let parked = Parked {
             events: self.events,
             pending: self.pending,

@@ -13,12 +13,13 @@ use sha2::{Digest as _, Sha256};
 use crate::call::Call;
 use crate::fault::Fault;
 use crate::seal::{KeyRing, Purpose};
+use crate::state::InstanceId;
 
 /// What the client's retry continues.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Continues {
-    /// A call that waits here.
-    Parked(u128),
+    /// A call that waits at an instance.
+    Parked(InstanceId, u128),
     /// A call whose state is the backend's own, raw JSON.
     Inner(Bytes),
 }
@@ -35,8 +36,9 @@ struct Sealed {
     /// Seconds since 1970.
     #[serde(rename = "t")]
     expires: u64,
+    /// The instance where it waits, and its place there.
     #[serde(rename = "k", skip_serializing_if = "Option::is_none")]
-    parked: Option<String>,
+    parked: Option<(String, String)>,
     #[serde(rename = "s", skip_serializing_if = "Option::is_none")]
     inner: Option<Box<RawValue>>,
 }
@@ -54,7 +56,7 @@ pub(super) fn seal(
     valid: Duration,
 ) -> Bytes {
     let (parked, inner) = match continues {
-        Continues::Parked(id) => (Some(format!("{id:x}")), None),
+        Continues::Parked(instance, id) => (Some((instance.to_string(), format!("{id:x}"))), None),
         Continues::Inner(raw) => {
             let text = String::from_utf8_lossy(raw).into_owned();
             (None, RawValue::from_string(text).ok())
@@ -88,7 +90,10 @@ pub(super) fn open(keys: &KeyRing, endpoint: &str, call: &Call) -> Result<Contin
         return Err(expired());
     }
     match (sealed.parked, sealed.inner) {
-        (Some(id), _) => u128::from_str_radix(&id, 16).map(Continues::Parked).map_err(|_| invalid()),
+        (Some((instance, id)), _) => {
+            let instance = InstanceId::parse(&instance).ok_or_else(invalid)?;
+            u128::from_str_radix(&id, 16).map(|id| Continues::Parked(instance, id)).map_err(|_| invalid())
+        }
         (None, Some(raw)) => Ok(Continues::Inner(Bytes::from(raw.get().to_owned()))),
         (None, None) => Err(invalid()),
     }
@@ -151,6 +156,13 @@ fn update(hash: &mut Sha256, value: &Value) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const INSTANCE: &str = "00000000deadbeef";
+
+    fn parked() -> Continues {
+        Continues::Parked(InstanceId::parse(INSTANCE).unwrap(), 7)
+    }
+
     use crate::client::{Answers, Client, Principal};
     use crate::seal::SealKey;
     use drawbridge_wire::{Id, ProtocolVersion};
@@ -223,7 +235,7 @@ mod tests {
             principal: "ann".into(),
             call: digest(&first.request),
             expires: now(),
-            parked: Some("7".into()),
+            parked: Some((INSTANCE.into(), "7".into())),
             inner: None,
         };
         let handle = keys.seal(Purpose::RequestState, &serde_json::to_vec(&plain).unwrap());
@@ -236,7 +248,7 @@ mod tests {
         fn no_changed_state_opens(at in any::<prop::sample::Index>(), byte in "[A-Za-z0-9_.-]") {
             let keys = keys();
             let first = call("ann", "tools/call", r#"{"name":"x"}"#);
-            let state = seal(&keys, "", &first, &Continues::Parked(7), VALID);
+            let state = seal(&keys, "", &first, &parked(), VALID);
             let mut text: Vec<char> = String::from_utf8(state.to_vec()).unwrap().chars().collect();
             let at = 1 + at.index(text.len() - 2);
             let changed = byte.chars().next().unwrap();
@@ -245,7 +257,7 @@ mod tests {
             let state = Bytes::from(text.into_iter().collect::<String>());
             let opened = open(&keys, "", &call("ann", "tools/call", &with_state(r#"{"name":"x"}"#, &state)));
             // The last digit of a handle may have bits that nobody reads.
-            prop_assert!(same || opened.is_err() || opened == Ok(Continues::Parked(7)));
+            prop_assert!(same || opened.is_err() || opened == Ok(parked()));
         }
 
         #[test]

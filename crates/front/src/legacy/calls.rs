@@ -8,12 +8,16 @@ use std::task::{Context, Poll};
 use bytes::Bytes;
 use drawbridge_core::call::{Call, Event, Events};
 use drawbridge_core::event_log::StreamKey;
+use drawbridge_core::state::InstanceId;
 use drawbridge_core::{Conversing, Tasks};
 use drawbridge_wire::{Id, Message, Payload, sse};
 use futures_util::{Stream, StreamExt as _};
 
 use super::encode::{self, Out};
-use super::session::{InFlight, Session};
+use super::fleet;
+use super::session::{InFlight, Session, Transport};
+use super::spill::{self, Spill};
+use crate::record::{End, Record};
 
 /// One call of a session, as the messages it is to the client.
 pub(super) struct CallMessages {
@@ -23,25 +27,45 @@ pub(super) struct CallMessages {
     events: Events,
     ready: VecDeque<Out>,
     ended: bool,
+    record: Record,
 }
 
 impl CallMessages {
     /// Starts the call that `request` asks for.
-    pub(super) fn start(session: &Arc<Session>, request: Message) -> Option<Self> {
+    pub(super) fn start(session: &Arc<Session>, request: Message, record: Record) -> Option<Self> {
         let id = request.id()?;
         let method = request.method().into_owned();
         let who: Arc<dyn Conversing> = session.clone();
         let client = session.client().clone();
-        let call = session.begin(id);
-        let events =
-            session.endpoint.call(&who, Call { request, client, params_headers: smallvec::SmallVec::new() });
-        Some(Self { session: session.clone(), call, method, events, ready: VecDeque::new(), ended: false })
+        let call = Call { request, client, params_headers: smallvec::SmallVec::new() };
+        let in_flight = session.begin(id);
+        let events = session.endpoint.call(&who, call);
+        Some(Self::new(session, in_flight, method, events, record))
     }
 
     /// A call that was started elsewhere.
-    pub(super) fn of(session: &Arc<Session>, id: Id, method: String, events: Events) -> Self {
-        let call = session.begin(id);
-        Self { session: session.clone(), call, method, events, ready: VecDeque::new(), ended: false }
+    pub(super) fn of(session: &Arc<Session>, id: Id, method: String, events: Events, record: Record) -> Self {
+        Self::new(session, session.begin(id), method, events, record)
+    }
+
+    fn new(
+        session: &Arc<Session>,
+        call: Arc<InFlight>,
+        method: String,
+        events: Events,
+        record: Record,
+    ) -> Self {
+        let (session, ready) = (session.clone(), VecDeque::new());
+        Self { session, call, method, events, ready, ended: false, record }
+    }
+
+    /// Notes the end of the call.
+    fn note(&mut self, end: End) {
+        let transport = self.call.transport();
+        if transport == Transport::Stream {
+            self.record.streams();
+        }
+        self.record.end(end, (transport == Transport::Json).then_some(http::StatusCode::OK));
     }
 }
 
@@ -73,7 +97,11 @@ impl Stream for CallMessages {
                 // Without an event to resume from there is nothing to gain from an early stream.
                 continue;
             }
+            let end = End::of(&event);
             this.ready.extend(encode::event(&this.session, &this.call, &this.method, event));
+            if let Some(end) = end {
+                this.note(end);
+            }
         }
     }
 }
@@ -81,6 +109,9 @@ impl Stream for CallMessages {
 impl Drop for CallMessages {
     fn drop(&mut self) {
         self.session.finish(&self.call);
+        if self.call.transport() == Transport::Stream {
+            self.record.streams();
+        }
     }
 }
 
@@ -99,22 +130,30 @@ impl Running {
 }
 
 /// Where the messages of a stream are logged.
-#[derive(Clone)]
 pub(super) struct Log {
     pub(super) session: Arc<Session>,
     pub(super) key: StreamKey,
+    /// The end of event ids: the request that the stream answers, if it is one.
+    tag: Option<String>,
     seq: u64,
+    /// Copies the events, once they may be wanted elsewhere.
+    spill: Option<Spill>,
 }
 
 impl Log {
     /// A log for the stream whose number is `stream`.
-    pub(super) fn new(session: &Arc<Session>, stream: u64) -> Self {
-        Self { session: session.clone(), key: StreamKey { session: session.key, stream }, seq: 0 }
+    pub(super) fn new(session: &Arc<Session>, stream: u64, id: Option<&Id>) -> Self {
+        let key = StreamKey { session: session.key, stream };
+        Self { session: session.clone(), key, tag: id.and_then(fleet::tag_of), seq: 0, spill: None }
     }
 
     /// The id of the event with number `seq`.
     pub(super) fn event_id(&self, seq: u64) -> String {
-        event_id(&self.session.instance, self.key.stream, seq)
+        let id = event_id(&self.session.instance, self.key.stream, seq);
+        match &self.tag {
+            Some(tag) => format!("{id}.{tag}"),
+            None => id,
+        }
     }
 
     /// Logs a message; returns it as an event.
@@ -122,12 +161,39 @@ impl Log {
         self.seq += 1;
         let text = payload.into_bytes();
         self.session.events.append(self.key, self.seq, text.clone());
+        if let Some(spill) = &self.spill
+            && !spill.event(self.seq, text.clone())
+        {
+            self.spill = None;
+        }
         sse::encode(Some(&self.event_id(self.seq)), Payload::from(text))
     }
 }
 
-/// An event id: which run of which instance, which stream, which place in it.
-pub(super) fn event_id(instance: &str, stream: u64, seq: u64) -> String {
+impl Log {
+    /// Copies the events, from the first on, to where other instances find them.
+    fn spill(&mut self, tasks: &Tasks) {
+        let state = self.session.peers.state();
+        if self.spill.is_some() || !state.is_fleet {
+            return;
+        }
+        let before = self.session.events.read_after(self.key, 0);
+        if let Some(before) = before {
+            self.spill = Some(Spill::start(state.clone(), self.key, before.events, tasks));
+        }
+    }
+
+    /// Nothing follows.
+    fn finish(&mut self) {
+        self.session.events.finish(self.key);
+        if let Some(spill) = self.spill.take() {
+            spill.finish();
+        }
+    }
+}
+
+/// An event id: which run of which instance, which stream, which place in it. Of a call's stream, also which request.
+pub(super) fn event_id(instance: &InstanceId, stream: u64, seq: u64) -> String {
     format!("{instance}.{stream}.{seq}")
 }
 
@@ -135,17 +201,32 @@ pub(super) fn event_id(instance: &str, stream: u64, seq: u64) -> String {
 pub(super) struct Held {
     running: Option<Running>,
     log: Option<Log>,
+    /// When its events are to be copied.
+    spill_at: Option<Pin<Box<tokio::time::Sleep>>>,
     tasks: Tasks,
 }
 
 impl Held {
     pub(super) fn new(running: Running, tasks: Tasks) -> Self {
-        Self { running: Some(running), log: None, tasks }
+        Self { running: Some(running), log: None, spill_at: None, tasks }
+    }
+
+    /// How the client gets what comes of these calls.
+    pub(super) fn is(&self, transport: Transport) {
+        self.running.iter().flat_map(|running| &running.in_flight).for_each(|call| call.is(transport));
     }
 
     /// The number that names the stream of these calls.
     pub(super) fn first_serial(&self) -> Option<u64> {
         self.running.as_ref()?.in_flight.first().map(|call| call.serial)
+    }
+
+    /// The request that these calls answer, if it is one.
+    pub(super) fn only_id(&self) -> Option<&Id> {
+        match self.running.as_ref()?.in_flight.as_slice() {
+            [call] => Some(&call.id),
+            _ => None,
+        }
     }
 
     /// From now on messages are events of a stream that can be resumed.
@@ -155,7 +236,18 @@ impl Held {
         }
         // The stream exists from its first event on, even if that carries nothing.
         log.session.events.append(log.key, 0, Bytes::new());
+        if log.session.peers.state().is_fleet {
+            self.spill_at = Some(Box::pin(tokio::time::sleep(spill::AFTER)));
+        }
         self.log = Some(log);
+    }
+
+    /// Copies the events to where other instances find them.
+    pub(super) fn spill(&mut self) {
+        self.spill_at = None;
+        if let Some(log) = &mut self.log {
+            log.spill(&self.tasks);
+        }
     }
 
     /// A message as an event, logged.
@@ -177,8 +269,8 @@ impl Held {
         let next = running.calls.poll_next_unpin(cx);
         if let Poll::Ready(None) = next {
             self.running = None;
-            if let Some(log) = &self.log {
-                log.session.events.finish(log.key);
+            if let Some(log) = &mut self.log {
+                log.finish();
             }
         }
         next
@@ -186,7 +278,13 @@ impl Held {
 
     /// Lets the calls run on in the background.
     fn hand_over(&mut self) {
+        self.spill();
         let (Some(mut running), mut log) = (self.running.take(), self.log.take()) else { return };
+        for call in &running.in_flight {
+            if call.transport() == Transport::Json {
+                call.is(Transport::Gone);
+            }
+        }
         self.tasks.spawn_within("finish call", async move {
             while let Some(out) = running.calls.next().await {
                 if let Some(log) = &mut log
@@ -195,8 +293,8 @@ impl Held {
                     log.write(out.payload);
                 }
             }
-            if let Some(log) = &log {
-                log.session.events.finish(log.key);
+            if let Some(log) = &mut log {
+                log.finish();
             }
         });
     }
@@ -213,7 +311,13 @@ impl Drop for Held {
 pub(super) fn stream_of(mut held: Held) -> crate::stream::Source {
     Box::pin(futures_util::stream::poll_fn(move |cx| {
         loop {
+            if held.spill_at.as_mut().is_some_and(|timer| timer.as_mut().poll(cx).is_ready()) {
+                held.spill();
+            }
             let Some(out) = std::task::ready!(held.poll_message(cx)) else { return Poll::Ready(None) };
+            if out.asks {
+                held.spill();
+            }
             if let Some(delay) = out.pause.filter(|_| held.log.is_some()) {
                 held.hand_over();
                 return Poll::Ready(Some(Payload::from(sse::encode_retry(delay.as_millis()))));

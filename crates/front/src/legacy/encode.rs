@@ -45,12 +45,14 @@ pub(super) struct Out {
     pub(super) terminal: bool,
     /// The client may go and come back after this long.
     pub(super) pause: Option<Duration>,
+    /// It is a request, whose answer may come to another instance.
+    pub(super) asks: bool,
 }
 
 /// The messages that an event of a call is to the client.
 pub(super) fn event(session: &Session, call: &InFlight, method: &str, event: Event) -> SmallVec<[Out; 1]> {
-    let more = |payload| Out { payload, terminal: false, pause: None };
-    let last = |payload| Out { payload, terminal: true, pause: None };
+    let more = |payload| Out { payload, terminal: false, pause: None, asks: false };
+    let last = |payload| Out { payload, terminal: true, pause: None, asks: false };
     let one = |out| SmallVec::from_iter([out]);
     match event {
         Event::Begun => one(more(Payload::default())),
@@ -64,7 +66,7 @@ pub(super) fn event(session: &Session, call: &InFlight, method: &str, event: Eve
             .asks
             .into_iter()
             .filter_map(|ask| session.enter_ask(ask, Some(call.serial)))
-            .map(|request| more(Payload::from(request.bytes().clone())))
+            .map(|request| Out { asks: true, ..more(Payload::from(request.bytes().clone())) })
             .collect(),
         Event::Done(reply) => one(last(answer(session.client(), &call.id, method, &reply))),
         Event::Fail(fault) => {

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use bytes::Bytes;
 use drawbridge_core::event_log::SessionKey;
 use drawbridge_core::seal::{KeyRing, Purpose};
+use drawbridge_core::state::{SharedState, Unavailable};
 use drawbridge_core::{Answers, Client, Principal};
 use drawbridge_wire::ProtocolVersion;
 use parking_lot::Mutex;
@@ -41,6 +42,18 @@ struct Sealed {
     bulk: Option<String>,
 }
 
+/// What a client declared, in shared state.
+#[derive(Serialize, Deserialize)]
+struct Declared {
+    #[serde(rename = "c")]
+    capabilities: Option<Box<RawValue>>,
+    #[serde(rename = "i")]
+    info: Option<Box<RawValue>>,
+}
+
+/// The field under which it is there.
+const DECLARED: &str = "declared";
+
 struct Bulk {
     capabilities: Bytes,
     info: Option<Bytes>,
@@ -56,8 +69,9 @@ impl Bulk {
 /// Makes and reads session ids.
 pub struct Handles {
     keys: Arc<KeyRing>,
-    /// Capabilities and client infos that are too large for an id, by their hash.
+    /// Capabilities and client infos that are too large for an id, by their hash; all instances share them.
     bulk: Mutex<HashMap<String, Bulk>>,
+    state: SharedState,
 }
 
 fn raw(bytes: &Bytes) -> Option<Box<RawValue>> {
@@ -69,12 +83,16 @@ fn now() -> u64 {
 }
 
 impl Handles {
-    pub(super) fn new(keys: Arc<KeyRing>) -> Self {
-        Self { keys, bulk: Mutex::default() }
+    pub(super) fn new(keys: Arc<KeyRing>, state: SharedState) -> Self {
+        Self { keys, bulk: Mutex::default(), state }
     }
 
     /// An id for a new session of `client`.
-    pub(super) fn seal(&self, client: &Client, endpoint: &str) -> String {
+    ///
+    /// # Errors
+    ///
+    /// If a part of it has to be in shared state, and that can't be reached.
+    pub(super) async fn seal(&self, client: &Client, endpoint: &str) -> Result<String, Unavailable> {
         let mut sealed = Sealed {
             version: client.version.to_string(),
             endpoint: endpoint.to_owned(),
@@ -86,12 +104,33 @@ impl Handles {
         };
         let id = self.write(&sealed);
         if id.len() <= MAX_ID_BYTES {
-            return id;
+            return Ok(id);
         }
-        sealed.bulk = Some(self.keep(client));
+        let name = self.keep(client);
+        if self.state.is_fleet {
+            self.share(&name, client).await?;
+        }
+        sealed.bulk = Some(name);
         sealed.capabilities = None;
         sealed.info = None;
-        self.write(&sealed)
+        Ok(self.write(&sealed))
+    }
+
+    /// Puts the bulk of a session id where other instances find it, for as long as the id is good.
+    async fn share(&self, name: &str, client: &Client) -> Result<(), Unavailable> {
+        let Some(key) = SessionKey::parse(name) else { return Ok(()) };
+        let declared =
+            Declared { capabilities: raw(&client.capabilities), info: client.info.as_ref().and_then(raw) };
+        let value = serde_json::to_vec(&declared).unwrap_or_default();
+        self.state.sessions.put_if_absent(key, DECLARED, value.into(), SESSION_LIFETIME).await?;
+        Ok(())
+    }
+
+    /// The bulk that another instance has put there.
+    async fn shared(&self, name: &str) -> Result<Option<Declared>, Unavailable> {
+        let Some(key) = SessionKey::parse(name).filter(|_| self.state.is_fleet) else { return Ok(None) };
+        let value = self.state.sessions.get(key, DECLARED).await?;
+        Ok(value.and_then(|value| serde_json::from_slice(&value).ok()))
     }
 
     fn write(&self, sealed: &Sealed) -> String {
@@ -117,9 +156,24 @@ impl Handles {
     }
 
     /// The client of a genuine id of `endpoint` that has not expired.
-    pub(super) fn open(&self, id: &str, endpoint: &str) -> Option<Client> {
-        let plain = self.keys.open(Purpose::Session, id)?;
-        let sealed: Sealed = serde_json::from_slice(&plain).ok()?;
+    ///
+    /// # Errors
+    ///
+    /// If a part of it is in shared state, and that can't be reached.
+    pub(super) async fn open(&self, id: &str, endpoint: &str) -> Result<Option<Client>, Unavailable> {
+        let Some(plain) = self.keys.open(Purpose::Session, id) else { return Ok(None) };
+        let Ok(mut sealed) = serde_json::from_slice::<Sealed>(&plain) else { return Ok(None) };
+        let missing = sealed.bulk.clone().filter(|name| !self.bulk.lock().contains_key(name));
+        if let Some(name) = missing
+            && let Some(declared) = self.shared(&name).await?
+        {
+            (sealed.capabilities, sealed.info) = (declared.capabilities, declared.info);
+            sealed.bulk = None;
+        }
+        Ok(self.client_of(sealed, endpoint))
+    }
+
+    fn client_of(&self, sealed: Sealed, endpoint: &str) -> Option<Client> {
         let age = now().saturating_sub(sealed.opened);
         if sealed.endpoint != endpoint || age >= SESSION_LIFETIME.as_secs() {
             return None;
@@ -155,10 +209,12 @@ pub fn key(id: &str) -> SessionKey {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use drawbridge_core::fleet::Peers;
     use drawbridge_core::seal::SealKey;
 
     fn handles() -> Handles {
-        Handles::new(Arc::new(KeyRing::new(&[SealKey { id: "k".into(), secret: [1; 32] }]).unwrap()))
+        let keys = KeyRing::new(&[SealKey { id: "k".into(), secret: [1; 32] }]).unwrap();
+        Handles::new(Arc::new(keys), Peers::alone().state().clone())
     }
 
     fn client(capabilities: &str) -> Client {
@@ -171,16 +227,16 @@ mod tests {
         }
     }
 
-    #[test]
-    fn an_id_brings_back_all_that_was_agreed() {
+    #[tokio::test]
+    async fn an_id_brings_back_all_that_was_agreed() {
         let handles = handles();
-        let id = handles.seal(&client(r#"{"roots":{"listChanged": true}}"#), "files");
+        let id = handles.seal(&client(r#"{"roots":{"listChanged": true}}"#), "files").await.unwrap();
         assert!(id.bytes().all(|b| (0x21..=0x7e).contains(&b)));
-        let back = handles.open(&id, "files").unwrap();
+        let back = handles.open(&id, "files").await.unwrap().unwrap();
         assert_eq!(back.version, ProtocolVersion::V2025_06_18);
         assert_eq!(back.capabilities, r#"{"roots":{"listChanged": true}}"#);
         assert_eq!(back.info.unwrap(), r#"{"name": "x"}"#);
-        assert!(handles.open(&id, "other").is_none());
+        assert!(handles.open(&id, "other").await.unwrap().is_none());
     }
 
     /// What is kept: entries and bytes.
@@ -189,35 +245,35 @@ mod tests {
         (bulk.len(), bulk.values().map(Bulk::len).sum())
     }
 
-    #[test]
-    fn large_declarations_are_kept_within_bounds_and_those_in_use_longest() {
+    #[tokio::test]
+    async fn large_declarations_are_kept_within_bounds_and_those_in_use_longest() {
         let declares = |n: usize, bytes: usize| client(&format!(r#"{{"x":"{n:08}{}"}}"#, "y".repeat(bytes)));
         let large = handles();
-        let in_use = large.seal(&declares(0, 60_000), "");
-        let first = large.seal(&declares(1, 60_000), "");
+        let in_use = large.seal(&declares(0, 60_000), "").await.unwrap();
+        let first = large.seal(&declares(1, 60_000), "").await.unwrap();
         for n in 2..700 {
-            large.seal(&declares(n, 60_000), "");
-            assert!(large.open(&in_use, "").is_some(), "{n}");
+            large.seal(&declares(n, 60_000), "").await.unwrap();
+            assert!(large.open(&in_use, "").await.unwrap().is_some(), "{n}");
         }
         assert!(kept(&large).1 <= MAX_BULK_BYTES + crate::MAX_DECLARED_BYTES, "{:?}", kept(&large));
-        assert!(large.open(&first, "").is_none());
+        assert!(large.open(&first, "").await.unwrap().is_none());
 
         let small = handles();
         for n in 0..MAX_BULK + 100 {
-            small.seal(&declares(n, 2_000), "");
+            small.seal(&declares(n, 2_000), "").await.unwrap();
         }
         assert_eq!(kept(&small).0, MAX_BULK);
         // The same again is no more.
-        small.seal(&declares(MAX_BULK + 99, 2_000), "");
+        small.seal(&declares(MAX_BULK + 99, 2_000), "").await.unwrap();
         assert!(kept(&small).0 <= MAX_BULK);
     }
 
-    #[test]
-    fn an_id_stays_short_whatever_the_client_declares() {
+    #[tokio::test]
+    async fn an_id_stays_short_whatever_the_client_declares() {
         let handles = handles();
         let large = format!(r#"{{"experimental":{{"x":"{}"}}}}"#, "y".repeat(50_000));
-        let id = handles.seal(&client(&large), "");
+        let id = handles.seal(&client(&large), "").await.unwrap();
         assert!(id.len() <= MAX_ID_BYTES, "{}", id.len());
-        assert_eq!(handles.open(&id, "").unwrap().capabilities, large);
+        assert_eq!(handles.open(&id, "").await.unwrap().unwrap().capabilities, large);
     }
 }

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use axum::body::Body;
 use bytes::Bytes;
 use drawbridge_core::call::Call;
-use drawbridge_core::{Answers, Client, Conversing, Endpoint, Principal};
+use drawbridge_core::metrics::{Era, Outcome, Stream};
+use drawbridge_core::state::InstanceId;
+use drawbridge_core::{Answers, AskKey, Client, Conversing, Endpoint, Principal};
 use drawbridge_wire::message::{Field, Incoming, Invalid};
 use drawbridge_wire::{Kind, Message, Payload, ProtocolVersion, RpcError, code, header, json, method, sse};
 use http::request::Parts;
@@ -13,16 +15,17 @@ use http::{HeaderMap, HeaderValue, Response, StatusCode};
 
 use super::calls::{self, CallMessages, Held, Log, Running};
 use super::encode::Out;
-use super::session::{STANDALONE, Session};
-use super::{handle, resume};
+use super::session::{STANDALONE, Session, Transport};
+use super::{fleet, handle, resume};
 use crate::modern::Sessionless;
+use crate::record::{self, End, Record};
 use crate::reply::{self, Refusal};
 use crate::stream::{EventBody, StreamPermit};
 use crate::{Inner, MAX_DECLARED_BYTES};
 
 /// The session that a request names; the same words for every id that is no good.
-fn session_of(inner: &Inner, endpoint: &Arc<Endpoint>, id: &str) -> Result<Arc<Session>, Refusal> {
-    let found = inner.legacy.find(endpoint, id).map_err(|fault| Refusal::unavailable(&fault))?;
+async fn session_of(inner: &Inner, endpoint: &Arc<Endpoint>, id: &str) -> Result<Arc<Session>, Refusal> {
+    let found = inner.legacy.find(endpoint, id).await.map_err(|fault| Refusal::unavailable(&fault))?;
     found.ok_or_else(|| Refusal::not_found("session not found; initialize again"))
 }
 
@@ -59,23 +62,41 @@ pub(crate) async fn post(
         && message.method() == method::INITIALIZE
         && message.kind() == Kind::Request
     {
-        return initialize(inner, endpoint, message).await;
+        let mut record = Record::begin(endpoint, Era::Legacy, message);
+        return match initialize(inner, endpoint, message).await {
+            Ok(answer) => {
+                record.end(End::OK, answer.status());
+                Ok(answer)
+            }
+            Err(refusal) => Err(record.refused(refusal)),
+        };
     }
     let Some(id) = session_id(&head.headers)? else {
         return without_session(inner, endpoint, head, incoming).await;
     };
-    let session = session_of(inner, endpoint, id)?;
-    session.touch();
+    let found = match session_of(inner, endpoint, id).await {
+        Ok(session) => {
+            session.touch();
+            if needs_session(&incoming) { kept_session(inner, id, session) } else { Ok(session) }
+        }
+        Err(refusal) => Err(refusal),
+    };
+    let session = found.map_err(|refusal| record::refused(endpoint, Era::Legacy, &incoming, refusal))?;
     let (messages, batch) = match incoming {
         Incoming::One(message) => (vec![Ok(message)], false),
         Incoming::Batch(_) if !session.client().version.has_batches() => return Err(no_batches()),
         Incoming::Batch(messages) => (messages, true),
     };
-    let asks = |m: &Result<Message, Invalid>| {
-        m.as_ref().is_ok_and(|m| m.kind() == Kind::Request && m.method() != method::PING)
-    };
-    let session = if messages.iter().any(asks) { kept_session(inner, id, session)? } else { session };
     take(inner, &session, messages, batch).await
+}
+
+/// Whether something of a session has to be remembered for what it sends.
+fn needs_session(incoming: &Incoming) -> bool {
+    let asks = |m: &Message| m.kind() == Kind::Request && m.method() != method::PING;
+    match incoming {
+        Incoming::One(message) => asks(message),
+        Incoming::Batch(messages) => messages.iter().flatten().any(asks),
+    }
 }
 
 fn no_batches() -> Refusal {
@@ -91,7 +112,8 @@ pub(super) async fn initialize(
 ) -> Result<Response<Body>, Refusal> {
     let (client, answer) = agree(endpoint, request).await?;
     let name = endpoint.name().map(ToString::to_string).unwrap_or_default();
-    let id = inner.legacy.handles.seal(&client, &name);
+    let sealed = inner.legacy.handles.seal(&client, &name).await;
+    let id = sealed.map_err(|e| Refusal::unavailable(&e.into()))?;
     let mut response = reply::message(&answer);
     if let Ok(value) = HeaderValue::from_str(&id) {
         response.headers_mut().insert(header::SESSION_ID, value);
@@ -177,9 +199,12 @@ async fn without_session(
     let id = message.id();
     match message.kind() {
         Kind::Notification if message.method() == method::INITIALIZED => return Ok(reply::accepted()),
-        Kind::Request if !NEED_SESSION.contains(&message.method().as_ref()) => {}
-        Kind::Request => return Err(needed(id)),
+        Kind::Request => {}
         _ => return Err(needed(None)),
+    }
+    let mut record = Record::begin(endpoint, Era::Legacy, &message);
+    if NEED_SESSION.contains(&message.method().as_ref()) {
+        return Err(record.refused(needed(id)));
     }
     let client = Arc::new(Client {
         principal: Principal::anonymous(),
@@ -192,18 +217,19 @@ async fn without_session(
         handle::key(""),
         client.clone(),
         endpoint.clone(),
-        inner.legacy.instance.clone(),
+        inner.peers.clone(),
         inner.legacy.events.clone(),
     );
     let Some(id) = id else { return Err(needed(None)) };
     if message.method() == method::PING {
+        record.end(End::OK, StatusCode::OK);
         return Ok(reply::message(&Message::result(&id, b"{}")));
     }
     let who: Arc<dyn Conversing> =
         Arc::new(Sessionless { client: client.clone(), endpoint: endpoint.clone() });
     let call = Call { request: message.clone(), client, params_headers: smallvec::SmallVec::new() };
     let events = endpoint.call(&who, call);
-    let messages = CallMessages::of(&session, id, message.method().into_owned(), events);
+    let messages = CallMessages::of(&session, id, message.method().into_owned(), events, record);
     respond(inner, Held::new(Running::new(vec![messages]), inner.tasks.clone()), 1, false, None).await
 }
 
@@ -222,6 +248,10 @@ async fn take(
             Ok(message) => match receive(inner, session, message)? {
                 Received::Call(call) => calls.push(*call),
                 Received::Answer(answer) => answered.push(*answer),
+                Received::Elsewhere(passed) => {
+                    let (to, ask, answer) = *passed;
+                    fleet::pass_answer(inner, session, &to, ask, &answer).await?;
+                }
                 Received::Nothing => {}
             },
         }
@@ -245,19 +275,26 @@ async fn take(
 pub(super) enum Received {
     Call(Box<CallMessages>),
     Answer(Box<Message>),
+    /// The client's answer to an ask of another instance.
+    Elsewhere(Box<(InstanceId, AskKey, Message)>),
     Nothing,
 }
 
 /// Takes one message of a client in a session, over either transport.
 pub(super) fn receive(inner: &Inner, session: &Arc<Session>, message: Message) -> Result<Received, Refusal> {
     match message.kind() {
-        Kind::Result | Kind::Error => session.answer(message),
+        Kind::Result | Kind::Error => {
+            if let Some(passed) = session.answer(message) {
+                return Ok(Received::Elsewhere(Box::new(passed)));
+            }
+        }
         Kind::Notification => match message.method().as_ref() {
             method::INITIALIZED => {}
             method::CANCELLED => {
                 if let Some(id) = message.slice(Field::RequestId).and_then(drawbridge_wire::Id::from_literal)
                 {
                     session.cancel(&id);
+                    fleet::tell_cancel(inner, session, &id);
                 }
             }
             _ => {
@@ -267,15 +304,20 @@ pub(super) fn receive(inner: &Inner, session: &Arc<Session>, message: Message) -
         },
         Kind::Request => {
             let id = message.id();
-            let refused =
-                |what: &str| Box::new(RpcError::new(code::INVALID_REQUEST, what).to_message(id.as_ref()));
+            let mut record = Record::begin(&session.endpoint, Era::Legacy, &message);
+            let mut refused = |error: RpcError| {
+                record.end(End::error(Outcome::Refused, error.code), StatusCode::OK);
+                Box::new(error.to_message(id.as_ref()))
+            };
             return Ok(match message.method().as_ref() {
                 method::PING => {
+                    record.end(End::OK, StatusCode::OK);
                     let answer = id.as_ref().map(|id| Message::result(id, b"{}"));
                     answer.map_or(Received::Nothing, |answer| Received::Answer(Box::new(answer)))
                 }
                 method::INITIALIZE => {
-                    Received::Answer(refused("initialize must come alone, to open a session"))
+                    let what = "initialize must come alone, to open a session";
+                    Received::Answer(refused(RpcError::new(code::INVALID_REQUEST, what)))
                 }
                 // A method of the other era; answering it from a session would mix the two.
                 method::DISCOVER | method::LISTEN => {
@@ -283,9 +325,9 @@ pub(super) fn receive(inner: &Inner, session: &Arc<Session>, message: Message) -
                         code::METHOD_NOT_FOUND,
                         format!("method not found: {}", message.method()),
                     );
-                    Received::Answer(Box::new(error.to_message(id.as_ref())))
+                    Received::Answer(refused(error))
                 }
-                _ => match CallMessages::start(session, message) {
+                _ => match CallMessages::start(session, message, record) {
                     Some(call) => Received::Call(Box::new(call)),
                     None => Received::Nothing,
                 },
@@ -301,7 +343,7 @@ impl Received {
         match self {
             Self::Call(call) => (Some(*call), None),
             Self::Answer(answer) => (None, Some(*answer)),
-            Self::Nothing => (None, None),
+            Self::Elsewhere(..) | Self::Nothing => (None, None),
         }
     }
 }
@@ -316,6 +358,7 @@ async fn respond(
 ) -> Result<Response<Body>, Refusal> {
     let mut ready = Vec::new();
     let mut before_answers = None;
+    let mut asked = false;
     let early = session.as_ref().map_or(0, |(_, early)| early.len());
     let all_terminal = async {
         loop {
@@ -327,6 +370,7 @@ async fn respond(
                     }
                 }
                 Some(out) => {
+                    asked = out.asks;
                     before_answers = Some(out.payload).filter(|payload| !payload.is_empty());
                     return None;
                 }
@@ -345,19 +389,24 @@ async fn respond(
         }
         return Ok(reply::json(StatusCode::OK, joined(answers, batch)));
     }
-    let Ok(permit) = StreamPermit::take(&inner.streams, inner.options.max_streams) else {
+    let Ok(permit) = StreamPermit::take(&inner.streams, Stream::Call, inner.options.max_streams) else {
         return Ok(without_stream(held, session, before_answers, answers, batch).await);
     };
+    held.is(Transport::Stream);
     answers.extend(before_answers);
     let mut opening = bytes::BytesMut::from(&b":\n\n"[..]);
     if let Some(session) = session {
         let stream = held.first_serial().unwrap_or(STANDALONE);
-        let log = Log::new(session, stream);
+        let log = Log::new(session, stream, held.only_id());
         if session.client().version.primes_streams() {
             let retry = u64::try_from(inner.options.retry.as_millis()).ok();
             opening.extend_from_slice(&sse::encode_priming(&log.event_id(0), retry));
         }
         held.log(log);
+        // It has taken its time already, or its client's answer may come to another instance.
+        if outcome.is_err() || asked {
+            held.spill();
+        }
     }
     for payload in answers {
         held.write(payload).pieces().iter().for_each(|piece| opening.extend_from_slice(piece));
@@ -379,7 +428,8 @@ async fn without_stream(
         let ask = Message::parse(payload.into_bytes()).ok().filter(|message| message.kind() == Kind::Request);
         if let (Some(session), Some(ask)) = (session, ask) {
             let error = RpcError::new(code::INTERNAL_ERROR, "the client can't be asked now");
-            session.answer(error.to_message(ask.id().as_ref()));
+            // It is an ask of this instance.
+            let _ = session.answer(error.to_message(ask.id().as_ref()));
         }
     };
     first.into_iter().for_each(drop_message);
@@ -401,7 +451,7 @@ fn joined(mut answers: Vec<Payload>, batch: bool) -> Payload {
 }
 
 /// Answers a GET: the standalone stream, or the rest of the stream that `Last-Event-ID` names.
-pub(crate) fn get(
+pub(crate) async fn get(
     inner: &Arc<Inner>,
     endpoint: &Arc<Endpoint>,
     headers: &HeaderMap,
@@ -416,27 +466,18 @@ pub(crate) fn get(
             "a stream needs the Mcp-Session-Id that initialize hands out; clients of 2024-11-05 use the path ending in /sse",
         ));
     };
-    let session = kept_session(inner, id, session_of(inner, endpoint, id)?)?;
-    let permit = StreamPermit::take(&inner.streams, inner.options.max_streams)
+    let session = kept_session(inner, id, session_of(inner, endpoint, id).await?)?;
+    let place = reply::text(headers, header::LAST_EVENT_ID).and_then(resume::parse_event_id);
+    let kind = match &place {
+        Some(place) if place.stream != STANDALONE => Stream::Call,
+        _ => Stream::Standalone,
+    };
+    let permit = StreamPermit::take(&inner.streams, kind, inner.options.max_streams)
         .map_err(|f| Refusal::unavailable(&f))?;
-    let place = reply::text(headers, header::LAST_EVENT_ID)
-        .and_then(|id| resume::parse_event_id(&session.instance, id));
     let mut opening = bytes::BytesMut::from(&b":\n\n"[..]);
-    let source = match place {
-        Some(place) if place.stream != STANDALONE => {
-            let key = drawbridge_core::event_log::StreamKey { session: session.key, stream: place.stream };
-            match session.events.read_after(key, place.seq) {
-                Some(_) => resume::call(&session, place),
-                // Forgotten: a stream without a replay, which never carries another stream's messages.
-                None => resume::standalone(&session, None),
-            }
-        }
-        Some(place) => {
-            let key = drawbridge_core::event_log::StreamKey { session: session.key, stream: STANDALONE };
-            let page = session.events.read_after(key, place.seq);
-            resume::standalone(&session, page.map(|page| (place.seq, page)))
-        }
-        None => resume::standalone(&session, None),
+    let source = match &place {
+        Some(place) => resume::from(inner, &session, place).await.map_err(|f| Refusal::unavailable(&f))?,
+        None => resume::standalone(inner, &session, None),
     };
     if place.is_none() && session.client().version.primes_streams() {
         let retry = u64::try_from(inner.options.retry.as_millis()).ok();
@@ -463,7 +504,7 @@ pub(crate) async fn delete(
     let Some(id) = session_id(headers)? else {
         return Err(Refusal::status(StatusCode::BAD_REQUEST, "the Mcp-Session-Id header is missing"));
     };
-    let session = session_of(inner, endpoint, id)?;
+    let session = session_of(inner, endpoint, id).await?;
     inner.legacy.end(id, session.key).await;
     let mut response = Response::new(Body::empty());
     *response.status_mut() = StatusCode::NO_CONTENT;

@@ -6,28 +6,157 @@ use std::sync::Arc;
 use std::task::Poll;
 
 use bytes::Bytes;
+use drawbridge_core::Fault;
 use drawbridge_core::event_log::{Page, StreamKey};
-use drawbridge_wire::{Payload, sse};
-use futures_util::Stream;
+use drawbridge_core::fleet::Channel;
+use drawbridge_core::state::InstanceId;
+use drawbridge_wire::{Id, Payload, sse};
+use futures_util::{Stream, StreamExt as _};
 
 use super::calls::event_id;
+use super::fleet::{self, Elsewhere, Step};
 use super::session::{STANDALONE, Session};
+use crate::Inner;
 use crate::stream::Source;
 
 /// A place in a stream, as an event id names it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Place {
+    /// Whose stream it is.
+    pub(super) instance: InstanceId,
     pub(super) stream: u64,
     pub(super) seq: u64,
+    /// The request that the stream answers, if it is one.
+    pub(super) id: Option<Id>,
 }
 
-/// Reads an event id of this run of this instance.
-pub(super) fn parse_event_id(instance: &str, id: &str) -> Option<Place> {
+/// Reads an event id.
+pub(super) fn parse_event_id(id: &str) -> Option<Place> {
     let mut parts = id.split('.');
-    let place = (parts.next()? == instance)
-        .then(|| Some(Place { stream: parts.next()?.parse().ok()?, seq: parts.next()?.parse().ok()? }))
-        .flatten()?;
+    let place = Place {
+        instance: InstanceId::parse(parts.next()?)?,
+        stream: parts.next()?.parse().ok()?,
+        seq: parts.next()?.parse().ok()?,
+        id: match parts.next() {
+            Some(tag) => Some(fleet::id_of(tag)?),
+            None => None,
+        },
+    };
     parts.next().is_none().then_some(place)
+}
+
+impl Place {
+    /// The id of another event of the same stream.
+    fn event_id(&self, seq: u64) -> String {
+        let id = event_id(&self.instance, self.stream, seq);
+        match self.id.as_ref().and_then(fleet::tag_of) {
+            Some(tag) => format!("{id}.{tag}"),
+            None => id,
+        }
+    }
+
+    fn event(&self, seq: u64, text: Bytes) -> Payload {
+        sse::encode(Some(&self.event_id(seq)), Payload::from(text))
+    }
+}
+
+/// The rest of the stream that `place` is in.
+pub(super) async fn from(inner: &Arc<Inner>, session: &Arc<Session>, place: &Place) -> Result<Source, Fault> {
+    if place.instance == session.instance {
+        let key = StreamKey { session: session.key, stream: place.stream };
+        let page = session.events.read_after(key, place.seq);
+        return Ok(match (place.stream, page) {
+            (STANDALONE, page) => standalone(inner, session, replay(place, page)),
+            (_, Some(_)) => call(session, place.clone()),
+            // Forgotten: a stream without a replay, which never carries another stream's messages.
+            (_, None) => standalone(inner, session, None),
+        });
+    }
+    match fleet::take_up(inner, session, place).await? {
+        Elsewhere::Told(channel) if place.stream == STANDALONE => {
+            let replay = told(channel, place).await;
+            Ok(standalone(inner, session, Some(replay)))
+        }
+        Elsewhere::Told(channel) => Ok(call_elsewhere(inner, session, place.clone(), channel)),
+        Elsewhere::Left(page) if place.stream == STANDALONE => {
+            Ok(standalone(inner, session, replay(place, page)))
+        }
+        Elsewhere::Left(page) => Ok(remains(session, place, page)),
+    }
+}
+
+/// Events that a client gets first, with their ids.
+type Replay = VecDeque<(String, Bytes)>;
+
+fn replay(place: &Place, page: Option<Page>) -> Option<Replay> {
+    Some(page?.events.into_iter().map(|(seq, text)| (place.event_id(seq), text)).collect())
+}
+
+/// What another instance has of a standalone stream.
+async fn told(mut channel: Channel, place: &Place) -> Replay {
+    let mut replay = Replay::new();
+    while let Some((Step::Event(seq), text)) = fleet::next_step(&mut channel).await {
+        replay.push_back((place.event_id(seq), text));
+    }
+    replay
+}
+
+/// What an instance that is gone left of a call's stream; if that is not all, its end can't be known any more.
+fn remains(session: &Arc<Session>, place: &Place, page: Option<Page>) -> Source {
+    let finished = page.as_ref().is_some_and(|page| page.finished);
+    let mut events: VecDeque<Payload> = page
+        .into_iter()
+        .flat_map(|page| page.events)
+        .filter(|(_, text)| !text.is_empty())
+        .map(|(seq, text)| place.event(seq, text))
+        .collect();
+    if !finished && let Some(id) = &place.id {
+        let backend = session.endpoint.backend_names();
+        let detail = "the gateway's instance that had the call is gone".to_owned();
+        let fault = Fault::OutcomeUnknown { backend, detail };
+        let text = fault.to_rpc_error().to_message(Some(id)).bytes().clone();
+        events.push_back(sse::encode(None, Payload::from(text)));
+    }
+    Box::pin(futures_util::stream::iter(events))
+}
+
+/// The rest of a call's stream, told by the instance that has it.
+fn call_elsewhere(inner: &Arc<Inner>, session: &Arc<Session>, place: Place, channel: Channel) -> Source {
+    let (inner, session) = (inner.clone(), session.clone());
+    let told = Told { inner, session, place, channel: Some(channel), left: None };
+    Box::pin(futures_util::stream::unfold(told, async |mut told| {
+        let payload = told.next().await?;
+        Some((payload, told))
+    }))
+}
+
+struct Told {
+    inner: Arc<Inner>,
+    session: Arc<Session>,
+    place: Place,
+    channel: Option<Channel>,
+    /// What it left, once it is gone.
+    left: Option<Source>,
+}
+
+impl Told {
+    async fn next(&mut self) -> Option<Payload> {
+        if let Some(channel) = &mut self.channel {
+            match fleet::next_step(channel).await {
+                Some((Step::Event(seq), text)) => {
+                    self.place.seq = seq;
+                    return Some(self.place.event(seq, text));
+                }
+                Some((Step::Finished, _)) => return None,
+                Some((Step::Unknown, _)) | None => {
+                    self.channel = None;
+                    let page = fleet::left(&self.inner, &self.session, &self.place).await;
+                    self.left = Some(remains(&self.session, &self.place, page.ok().flatten()));
+                }
+            }
+        }
+        self.left.as_mut()?.next().await
+    }
 }
 
 /// Closes its opening of the standalone stream when it is dropped.
@@ -55,27 +184,22 @@ pub(super) fn standalone_messages(session: &Arc<Session>) -> Pin<Box<dyn Stream<
     }))
 }
 
-/// The standalone stream, after a replay of what came after `seen`.
-pub(super) fn standalone(session: &Arc<Session>, seen: Option<(u64, Page)>) -> Source {
-    let mut replay: VecDeque<(u64, Bytes)> = VecDeque::new();
-    let mut last = seen.as_ref().map(|(seq, _)| *seq);
-    if let Some((_, page)) = seen {
-        replay.extend(page.events);
-        last = replay.back().map(|(seq, _)| *seq).or(last);
-    }
-    let number = session.open_standalone(last);
+/// The standalone stream, after a replay of what the client has not seen.
+pub(super) fn standalone(inner: &Inner, session: &Arc<Session>, replay: Option<Replay>) -> Source {
+    let mut replay = replay.unwrap_or_default();
+    let own = replay.iter().filter_map(|(id, _)| parse_event_id(id));
+    let seen = own.filter(|place| place.instance == session.instance).map(|place| place.seq).last();
+    let number = session.open_standalone(seen);
+    fleet::tell_standalone(inner, session);
     let opening = Opening { session: session.clone(), number };
     Box::pin(futures_util::stream::poll_fn(move |cx| {
         let session = &opening.session;
-        let event = |seq: u64, text: Bytes| {
-            let id = event_id(&session.instance, STANDALONE, seq);
-            Poll::Ready(Some(sse::encode(Some(&id), Payload::from(text))))
-        };
-        if let Some((seq, text)) = replay.pop_front() {
-            return event(seq, text);
+        let event = |id: &str, text: Bytes| Poll::Ready(Some(sse::encode(Some(id), Payload::from(text))));
+        if let Some((id, text)) = replay.pop_front() {
+            return event(&id, text);
         }
         match session.next_standalone(opening.number, cx) {
-            Ok(Some((seq, text))) => event(seq, text),
+            Ok(Some((seq, text))) => event(&event_id(&session.instance, STANDALONE, seq), text),
             Ok(None) => Poll::Pending,
             Err(_displaced) => Poll::Ready(None),
         }
@@ -83,19 +207,18 @@ pub(super) fn standalone(session: &Arc<Session>, seen: Option<(u64, Page)>) -> S
 }
 
 /// The rest of a call's stream after `place`, read from the log to its end.
-pub(super) fn call(session: &Arc<Session>, place: Place) -> Source {
+fn call(session: &Arc<Session>, place: Place) -> Source {
     let key = StreamKey { session: session.key, stream: place.stream };
     session.displace(place.stream);
     let session = session.clone();
     let start = (place.seq, VecDeque::new(), false);
+    let place = Arc::new(place);
     Box::pin(futures_util::stream::unfold(start, move |(mut seq, mut page, mut finished)| {
-        let session = session.clone();
+        let (session, place) = (session.clone(), place.clone());
         async move {
             loop {
                 if let Some((number, text)) = page.pop_front() {
-                    let id = event_id(&session.instance, key.stream, number);
-                    let payload = sse::encode(Some(&id), Payload::from(text));
-                    return Some((payload, (number, page, finished)));
+                    return Some((place.event(number, text), (number, page, finished)));
                 }
                 if finished {
                     return None;
@@ -117,11 +240,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_own_event_ids_are_places() {
-        let id = event_id("0a1b", 7, 3);
-        assert_eq!(parse_event_id("0a1b", &id), Some(Place { stream: 7, seq: 3 }));
-        for bad in ["", "0a1b", "0a1b.7", "ffff.7.3", "0a1b.7.3.1", "0a1b.x.3", "0a1b.-1.3"] {
-            assert_eq!(parse_event_id("0a1b", bad), None, "{bad}");
+    fn event_ids_name_a_place_and_junk_does_not() {
+        let instance = InstanceId::parse("00000000deadbeef").unwrap();
+        let place = |id: Option<Id>| Place { instance: instance.clone(), stream: 7, seq: 3, id };
+        assert_eq!(parse_event_id(&event_id(&instance, 7, 3)), Some(place(None)));
+        let tagged = place(Some(Id::from_text("a.b")));
+        assert_eq!(parse_event_id(&tagged.event_id(3)), Some(tagged));
+        let own = "00000000deadbeef";
+        for bad in ["", "x.7.3", "deadbeef.7.3", ".7.3", "7", own] {
+            assert_eq!(parse_event_id(bad), None, "{bad}");
+        }
+        for rest in ["7", "7.x", "x.3", "-1.3", "7.3.!", "7.3.e30", "7.3.MQ.1"] {
+            assert_eq!(parse_event_id(&format!("{own}.{rest}")), None, "{rest}");
         }
     }
 }

@@ -1,7 +1,7 @@
 //! What an instance keeps for a session: everything here can be lost without ending the session.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -9,6 +9,8 @@ use bytes::Bytes;
 use drawbridge_core::backend::{Scope, Unsolicited};
 use drawbridge_core::call::{Ask, AskKey, Event};
 use drawbridge_core::event_log::{EventRing, SessionKey, StreamKey};
+use drawbridge_core::fleet::Peers;
+use drawbridge_core::state::InstanceId;
 use drawbridge_core::{Client, Conversation, Conversing, Endpoint};
 use drawbridge_wire::{Id, Message, RpcError, code};
 use futures_util::task::AtomicWaker;
@@ -37,6 +39,18 @@ pub(super) struct InFlight {
     displaced: AtomicBool,
     /// The number of its stream, once it has one.
     stream: AtomicU64,
+    transport: AtomicU8,
+}
+
+/// How the client gets what comes of a call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Transport {
+    /// As the one answer of its request.
+    Json,
+    /// On a stream.
+    Stream,
+    /// Not at all: it went away before there was a stream.
+    Gone,
 }
 
 impl InFlight {
@@ -53,6 +67,18 @@ impl InFlight {
         self.displaced.swap(false, Ordering::AcqRel)
     }
 
+    pub(super) fn is(&self, transport: Transport) {
+        self.transport.store(transport as u8, Ordering::Relaxed);
+    }
+
+    pub(super) fn transport(&self) -> Transport {
+        match self.transport.load(Ordering::Relaxed) {
+            0 => Transport::Json,
+            1 => Transport::Stream,
+            _ => Transport::Gone,
+        }
+    }
+
     pub(super) fn set_stream(&self, stream: u64) {
         self.stream.store(stream, Ordering::Release);
     }
@@ -66,6 +92,17 @@ struct Standalone {
     /// Which opening of the stream is the receiver; 0: none is open.
     receiver: u64,
     openings: u64,
+    /// The client has opened another one at another instance since.
+    moved: bool,
+    /// So many openings were told to all instances, and not heard back yet. All hear them in the same order.
+    announced: usize,
+}
+
+impl Standalone {
+    /// Whether the client has such a stream, or had one and may come back to it, here.
+    fn is_here(&self) -> bool {
+        self.openings > 0 && !self.moved
+    }
 }
 
 struct Pending {
@@ -90,7 +127,8 @@ pub struct Session {
     /// The client as backends see it.
     towards: Arc<Client>,
     pub(super) endpoint: Arc<Endpoint>,
-    pub(super) instance: Arc<str>,
+    pub(super) instance: InstanceId,
+    pub(super) peers: Peers,
     pub(super) events: Arc<EventRing>,
     state: Mutex<State>,
     used: Mutex<Instant>,
@@ -103,7 +141,7 @@ impl Session {
         key: SessionKey,
         client: Arc<Client>,
         endpoint: Arc<Endpoint>,
-        instance: Arc<str>,
+        peers: Peers,
         events: Arc<EventRing>,
     ) -> Arc<Self> {
         Arc::new_cyclic(|me| Self {
@@ -112,7 +150,8 @@ impl Session {
             towards: endpoint.towards_backends(&client),
             client,
             endpoint,
-            instance,
+            instance: peers.instance().clone(),
+            peers,
             events,
             state: Mutex::default(),
             used: Mutex::new(Instant::now()),
@@ -162,6 +201,14 @@ impl Session {
         }
     }
 
+    /// Leaves them to other instances.
+    pub(super) async fn leave(&self) {
+        let conversations = std::mem::take(&mut self.state.lock().conversations);
+        for (_, conversation) in conversations {
+            conversation.leave().await;
+        }
+    }
+
     /// Enters a call. Serial numbers are unique in the process, so they can name its stream too.
     pub(super) fn begin(&self, id: Id) -> Arc<InFlight> {
         static NEXT: AtomicU64 = AtomicU64::new(STANDALONE + 1);
@@ -173,6 +220,7 @@ impl Session {
             cancelled: AtomicBool::new(false),
             displaced: AtomicBool::new(false),
             stream: AtomicU64::new(STANDALONE),
+            transport: AtomicU8::new(Transport::Json as u8),
         });
         self.state.lock().in_flight.push(call.clone());
         self.touch();
@@ -228,15 +276,24 @@ impl Session {
         Some(request)
     }
 
-    /// Takes the client's response to an ask; one that nobody waits for is ignored.
-    pub(super) fn answer(&self, response: Message) {
+    /// Takes the client's response to an ask; one that nobody waits for is ignored. Gives back one that is for another
+    /// instance.
+    pub(super) fn answer(&self, response: Message) -> Option<(InstanceId, AskKey, Message)> {
         self.touch();
-        let key = response.id().and_then(|id| {
-            let text = id.text()?.into_owned();
-            let (instance, key) = text.split_once('-')?;
-            (*instance == *self.instance).then(|| key.parse().ok().map(AskKey)).flatten()
-        });
-        let pending = key.and_then(|key| self.state.lock().asks.remove(&key));
+        let id = response.id()?;
+        let text = id.text()?.into_owned();
+        let (instance, key) = text.split_once('-')?;
+        let key = AskKey(key.parse().ok()?);
+        if instance != self.instance.as_str() {
+            return Some((InstanceId::parse(instance)?, key, response));
+        }
+        self.take_answer(key, response);
+        None
+    }
+
+    /// Takes the response to an ask of this instance.
+    pub(super) fn take_answer(&self, key: AskKey, response: Message) {
+        let pending = self.state.lock().asks.remove(&key);
         if let Some(pending) = pending {
             // The call may have ended meanwhile.
             let _ = pending.reply.send(response);
@@ -264,6 +321,7 @@ impl Session {
             let mut state = self.state.lock();
             let standalone = &mut state.standalone;
             standalone.openings += 1;
+            standalone.moved = false;
             standalone.receiver = standalone.openings;
             if let Some(seen) = seen {
                 standalone.waiting.retain(|(seq, _)| *seq > seen);
@@ -276,6 +334,41 @@ impl Session {
             self.conversation(index).listen();
         }
         opening
+    }
+
+    /// All instances are told that the standalone stream is here.
+    pub(super) fn announce(&self) {
+        self.state.lock().standalone.announced += 1;
+    }
+
+    /// What was told has come back, or can't.
+    pub(super) fn hear_own(&self) {
+        let standalone = &mut self.state.lock().standalone;
+        standalone.announced = standalone.announced.saturating_sub(1);
+    }
+
+    /// Another instance says that the standalone stream is there. If this one has said so too and not heard it yet, it
+    /// has said it later.
+    pub(super) fn displace_by_word(&self) {
+        if self.state.lock().standalone.announced == 0 {
+            self.displace_standalone();
+        }
+    }
+
+    /// The client has opened its standalone stream at another instance: what waits here goes there, if it asks for it.
+    pub(super) fn displace_standalone(&self) {
+        {
+            let mut state = self.state.lock();
+            if state.standalone.openings == 0 || state.standalone.moved {
+                return;
+            }
+            let Standalone { seq, openings, announced, .. } = state.standalone;
+            let waiting = VecDeque::new();
+            state.standalone = Standalone { seq, waiting, receiver: 0, openings, moved: true, announced };
+            state.conversations.iter().for_each(|(_, conversation)| conversation.stop_listening());
+        }
+        self.standalone_waker.wake();
+        self.touch();
     }
 
     /// The number of the latest message of the standalone stream.
@@ -341,7 +434,7 @@ impl Conversing for Session {
         }
         let sink: Weak<dyn Unsolicited> = self.me.clone();
         let backend = self.endpoint.backends()[index].clone();
-        let conversation = backend.open(&self.towards, Scope::Session, Some(sink));
+        let conversation = backend.open(&self.towards, Scope::Session(self.key), Some(sink));
         state.conversations.push((index, conversation.clone()));
         conversation
     }
@@ -355,7 +448,7 @@ impl Unsolicited for Session {
         let only = (state.in_flight.len() == 1).then(|| state.in_flight[0].clone());
         let to_call = match &event {
             Event::Asks(_) | Event::Withdraw(_) => only,
-            _ => only.filter(|_| state.standalone.openings == 0),
+            _ => only.filter(|_| !state.standalone.is_here()),
         };
         if let Some(call) = to_call {
             drop(state);

@@ -8,6 +8,8 @@ use std::task::Poll;
 use axum::body::Body;
 use bytes::{Bytes, BytesMut};
 use drawbridge_core::Endpoint;
+use drawbridge_core::metrics::{Era, Stream};
+use drawbridge_core::state::InstanceId;
 use drawbridge_wire::message::Incoming;
 use drawbridge_wire::{Kind, Message, Payload, method, sse};
 use futures_util::StreamExt as _;
@@ -17,10 +19,11 @@ use parking_lot::Mutex;
 use tokio::sync::mpsc;
 
 use super::http::{agree, receive};
-use super::session::Session;
-use super::{handle, resume};
+use super::session::{Session, Transport};
+use super::{fleet, handle, resume};
 use crate::Inner;
 use crate::body;
+use crate::record::{End, Record};
 use crate::reply::{self, Refusal};
 use crate::route::Route;
 use crate::stream::{EventBody, StreamPermit};
@@ -76,9 +79,11 @@ pub(crate) fn open(
     if !reply::accepts(headers, "text/event-stream") {
         return Err(Refusal::status(StatusCode::NOT_ACCEPTABLE, "Accept must list text/event-stream"));
     }
-    let permit = StreamPermit::take(&inner.streams, inner.options.max_streams)
+    let permit = StreamPermit::take(&inner.streams, Stream::Sse, inner.options.max_streams)
         .map_err(|f| Refusal::unavailable(&f))?;
-    let id: String = rand::random::<[u8; 24]>().iter().map(|b| format!("{b:02x}")).collect();
+    // It names this instance, to which other ones pass on what is posted there.
+    let secret: String = rand::random::<[u8; 24]>().iter().map(|b| format!("{b:02x}")).collect();
+    let id = format!("{}-{secret}", inner.peers.instance());
     let path = match &route.endpoint {
         Some(name) => format!("/mcp/{name}/messages"),
         None => "/mcp/messages".to_owned(),
@@ -128,10 +133,34 @@ pub(crate) async fn post(
 ) -> Result<Response<Body>, Refusal> {
     let query = head.uri.query().unwrap_or_default();
     let id = url::form_urlencoded::parse(query.as_bytes()).find(|(key, _)| key == "sessionId");
-    let connection = id.and_then(|(_, id)| inner.legacy.connections.0.lock().get(id.as_ref()).cloned());
-    let connection = connection.filter(|c| Arc::ptr_eq(&c.endpoint, endpoint));
-    let connection = connection.ok_or_else(|| Refusal::not_found("session not found; connect again"))?;
+    let not_found = || Refusal::not_found("session not found; connect again");
+    let (_, id) = id.ok_or_else(not_found)?;
+    let owner = id.split_once('-').and_then(|(instance, _)| InstanceId::parse(instance));
+    if let Some(owner) = owner.filter(|owner| owner != inner.peers.instance()) {
+        let text = body::read(body, inner.options.max_body_bytes).await?;
+        let name = endpoint.name().map(ToString::to_string).unwrap_or_default();
+        fleet::pass_post(inner, &owner, &name, &id, &text).await?;
+        return Ok(reply::accepted());
+    }
+    let connection = inner.legacy.connections.0.lock().get(id.as_ref()).cloned();
+    let connection = connection.filter(|c| Arc::ptr_eq(&c.endpoint, endpoint)).ok_or_else(not_found)?;
     let text = body::read(body, inner.options.max_body_bytes).await?;
+    take(inner, &connection, text)?;
+    Ok(reply::accepted())
+}
+
+/// Takes a message that another instance passes on. Returns the status for its client.
+pub(super) fn take_passed(inner: &Arc<Inner>, endpoint: &str, id: &str, text: Bytes) -> StatusCode {
+    let connection = inner.legacy.connections.0.lock().get(id).cloned();
+    let belongs = |c: &Arc<Connection>| c.endpoint.name().map_or("", |name| name.as_str()) == endpoint;
+    let Some(connection) = connection.filter(belongs) else { return StatusCode::NOT_FOUND };
+    match take(inner, &connection, text) {
+        Ok(()) => StatusCode::ACCEPTED,
+        Err(refusal) => refusal.into_response().status(),
+    }
+}
+
+fn take(inner: &Arc<Inner>, connection: &Arc<Connection>, text: Bytes) -> Result<(), Refusal> {
     let message = match Incoming::parse(text, 1).map_err(|e| Refusal::invalid(&e))? {
         Incoming::One(message) => message,
         Incoming::Batch(_) => {
@@ -141,13 +170,13 @@ pub(crate) async fn post(
     let session = connection.session.lock().clone();
     match session {
         None if message.method() == method::INITIALIZE && message.kind() == Kind::Request => {
-            initialize(inner, &connection, message);
+            initialize(inner, connection, message);
         }
-        None if message.method() == method::PING => answer_ping(&connection, &message),
+        None if message.method() == method::PING => answer_ping(connection, &message),
         None => return Err(Refusal::status(StatusCode::BAD_REQUEST, "initialize first")),
-        Some(session) => dispatch(inner, &connection, &session, message)?,
+        Some(session) => dispatch(inner, connection, &session, message)?,
     }
-    Ok(reply::accepted())
+    Ok(())
 }
 
 fn answer_ping(connection: &Connection, message: &Message) {
@@ -165,6 +194,8 @@ fn send(connection: &Connection, text: Bytes) {
 
 fn initialize(inner: &Arc<Inner>, connection: &Arc<Connection>, message: Message) {
     let (inner_, connection) = (inner.clone(), connection.clone());
+    let mut record = Record::begin(&connection.endpoint, Era::Legacy, &message);
+    record.streams();
     inner.tasks.spawn_within("initialize", async move {
         match agree(&connection.endpoint, &message).await {
             Ok((client, answer)) => {
@@ -174,14 +205,16 @@ fn initialize(inner: &Arc<Inner>, connection: &Arc<Connection>, message: Message
                     key,
                     client,
                     connection.endpoint.clone(),
-                    legacy.instance.clone(),
+                    inner_.peers.clone(),
                     legacy.events.clone(),
                 );
+                inner_.legacy.enter(&session);
                 *connection.session.lock() = Some(session.clone());
+                record.end(End::OK, None);
                 send(&connection, answer.bytes().clone());
                 follow_standalone(&inner_, &connection, &session);
             }
-            Err(refusal) => send(&connection, refusal.message().bytes().clone()),
+            Err(refusal) => send(&connection, record.refused(refusal).message().bytes().clone()),
         }
     });
 }
@@ -212,6 +245,7 @@ fn dispatch(
         send(connection, answer.bytes().clone());
     }
     let Some(mut call) = call else { return Ok(()) };
+    call.call.is(Transport::Stream);
     let connection = connection.clone();
     inner.tasks.spawn_within("call", async move {
         let closed = connection.closed.clone();

@@ -8,6 +8,8 @@ use drawbridge_wire::message::Field;
 use drawbridge_wire::{Edit, Id, Kind, Message, Payload, RpcError, code, json, method};
 use http::StatusCode;
 
+use crate::record::{End, Record};
+
 /// Methods whose results carry cache hints.
 const CACHEABLE: [&str; 6] = [
     method::DISCOVER,
@@ -37,13 +39,15 @@ pub(super) struct Encoder {
     log_level: Option<usize>,
     /// What the client declares.
     capabilities: bytes::Bytes,
+    pub(super) record: Record,
 }
 
 impl Encoder {
-    pub(super) fn new(request: &Message, id: Id) -> Self {
+    pub(super) fn new(request: &Message, id: Id, record: Record) -> Self {
         let method = request.method();
         Self {
             id,
+            record,
             method: request.slice(Field::Method).unwrap_or_default(),
             is_listen: method == method::LISTEN,
             cacheable: CACHEABLE.contains(&method.as_ref()),
@@ -53,7 +57,16 @@ impl Encoder {
     }
 
     /// The event as a message; `None` if the client gets none of it.
-    pub(super) fn encode(&self, event: Event) -> Option<Out> {
+    pub(super) fn encode(&mut self, event: Event) -> Option<Out> {
+        let end = End::of(&event);
+        let out = self.written(event);
+        if let (Some(end), Some(out)) = (end, &out) {
+            self.record.end(end, out.status);
+        }
+        out
+    }
+
+    fn written(&self, event: Event) -> Option<Out> {
         let out = |payload, terminal| Some(Out { payload, status: StatusCode::OK, terminal });
         match event {
             Event::Notify(message) => out(self.notification(&message)?, false),
@@ -82,7 +95,8 @@ impl Encoder {
     }
 
     /// The result that ends a listen in good order.
-    pub(super) fn end_of_listen(&self) -> Payload {
+    pub(super) fn end_of_listen(&mut self) -> Payload {
+        self.record.end(End::OK, StatusCode::OK);
         let meta = json::object([(Field::ResultSubscriptionId.key(), &self.id.literal()[..])]);
         let result = json::object([("resultType", &b"\"complete\""[..]), ("_meta", &meta[..])]);
         Payload::from(Message::result(&self.id, &result).bytes().clone())

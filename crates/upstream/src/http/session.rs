@@ -1,6 +1,7 @@
 //! A session with a legacy backend over Streamable HTTP: handshake, calls, the stream of what comes unasked.
 
 mod guards;
+mod shared_by_all;
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -12,6 +13,7 @@ use bytes::Bytes;
 use drawbridge_core::backend::Unsolicited;
 use drawbridge_core::call::{AskKey, Call, Emitter, Event, Events, Reply, Shape, generate};
 use drawbridge_core::fault::Deadline;
+use drawbridge_core::fleet::Held;
 use drawbridge_core::{Client, Conversation, Description, Fault};
 use drawbridge_wire::message::Field;
 use drawbridge_wire::{Id, Message, ProtocolVersion, code, header};
@@ -26,9 +28,12 @@ use crate::answer::{self, Answer, EventStream};
 use crate::answering::Answering;
 use crate::changes::Filter;
 use crate::described::{LegacyConversation, Refused, Replaceable};
+use crate::fleet::{Ears, Home};
 use crate::legacy::{self, Handshake, Incoming, OpenAsks};
 use crate::restore::Restore;
 use guards::{CancelGuard, Entered, RunningGuard, TokenGuard};
+use shared_by_all::CommonCell;
+pub(super) use shared_by_all::attend;
 
 const SESSION_ID: HeaderName = HeaderName::from_static(header::SESSION_ID);
 const PROTOCOL_VERSION: HeaderName = HeaderName::from_static(header::PROTOCOL_VERSION);
@@ -51,11 +56,33 @@ struct Opened {
     gone: CancellationToken,
     /// The stream of unasked messages was asked for.
     streaming: AtomicBool,
+    /// It is here.
+    has_stream: AtomicBool,
+    /// Another instance opened the session, so what its client missed is not known.
+    is_adopted: bool,
     /// The log level that calls have set.
     level: Mutex<Option<usize>>,
 }
 
 impl Opened {
+    fn new(
+        id: Option<HeaderValue>,
+        handshake: Handshake,
+        closed: &CancellationToken,
+        is_adopted: bool,
+    ) -> Self {
+        let gone = closed.child_token();
+        Self {
+            id,
+            handshake,
+            gone,
+            streaming: AtomicBool::new(false),
+            has_stream: AtomicBool::new(false),
+            is_adopted,
+            level: Mutex::default(),
+        }
+    }
+
     fn headers(&self) -> Vec<(HeaderName, HeaderValue)> {
         let version = HeaderValue::from_static(self.handshake.version.as_str());
         let mut headers = Vec::with_capacity(3);
@@ -89,9 +116,22 @@ pub(super) struct HttpSession {
     /// Taken by each message on its way to the backend that is no call: one that asks much must not have as many
     /// connections opened to it.
     telling: Semaphore,
-    /// Rung when `listening` or `running` may have come to nothing.
+    /// Rung when `listening` or `running` may have changed, or who hears.
     interest: Notify,
+    /// What other instances know of the session.
+    common: CommonCell,
+    /// Other instances that hear through this one.
+    ears: Arc<Ears>,
     closed: CancellationToken,
+}
+
+/// Where the ids of a session's requests begin. Instances that use one session must not use the same ids in it.
+fn first_id(shared: &Shared) -> u64 {
+    if shared.options.peers.state().is_fleet {
+        // Every number of up to 53 bits survives the way through JSON.
+        return (u64::from(rand::random::<u32>()) << 20) + 1;
+    }
+    1
 }
 
 impl HttpSession {
@@ -100,13 +140,14 @@ impl HttpSession {
         client: Arc<Client>,
         sink: Option<Weak<dyn Unsolicited>>,
     ) -> Arc<Self> {
+        let first = first_id(&shared);
         Arc::new(Self {
             shared,
             client,
             sink: Mutex::new(sink),
             opened: Mutex::new(None),
             opening: tokio::sync::Mutex::default(),
-            next_id: AtomicU64::new(1),
+            next_id: AtomicU64::new(first),
             tokens: Mutex::default(),
             calls: RunningCalls::default(),
             restore: Restore::default(),
@@ -115,6 +156,8 @@ impl HttpSession {
             was_lost: AtomicBool::new(false),
             telling: Semaphore::new(MAX_TELLING),
             interest: Notify::new(),
+            common: CommonCell::default(),
+            ears: Arc::default(),
             closed: CancellationToken::new(),
         })
     }
@@ -129,12 +172,13 @@ impl HttpSession {
 
     /// Whether somebody is there to take what comes unasked, and may have to.
     fn wants_stream(&self) -> bool {
-        self.client.can_be_asked() || (self.listening.load(Ordering::Acquire) && self.sink().is_some())
+        (self.client.can_be_asked() && self.running.load(Ordering::Acquire) > 0)
+            || (self.listening.load(Ordering::Acquire) && self.sink().is_some())
     }
 
     /// The session if it is open, with its stream if one is wanted.
     fn ready(&self) -> Option<Arc<Opened>> {
-        let opened = self.opened.lock().clone()?;
+        let opened = self.opened.lock().clone().filter(|_| self.is_settled())?;
         (opened.streaming.load(Ordering::Acquire) || !self.wants_stream()).then_some(opened)
     }
 
@@ -151,21 +195,32 @@ impl HttpSession {
             return Err(Fault::Draining);
         }
         let known = self.opened.lock().clone();
-        let opened = match known {
-            Some(opened) => opened,
-            None => {
-                let opened = Arc::new(self.shake_hands().await?);
-                self.set_again(&opened).await;
-                opened
-            }
+        let home = self.home();
+        let opened = match (known, &home) {
+            (known, Some(home)) if !self.is_settled() => Box::pin(self.open_for_all(home, known)).await?,
+            (Some(opened), _) => opened,
+            (None, _) => self.open_anew().await?,
         };
-        if self.wants_stream() && !opened.streaming.swap(true, Ordering::AcqRel) {
-            self.start_stream(&opened).await;
-        }
         *self.opened.lock() = Some(opened.clone());
+        if self.wants_stream() && !opened.streaming.swap(true, Ordering::AcqRel) {
+            match &home {
+                Some(home) => Box::pin(self.start_shared_stream(home, &opened)).await,
+                None => self.start_stream(&opened, None).await,
+            }
+            if opened.is_adopted && self.listening.load(Ordering::Acquire) {
+                self.was_lost.store(true, Ordering::Release);
+            }
+        }
         if self.was_lost.swap(false, Ordering::AcqRel) {
             self.tell_everything(&opened);
         }
+        Ok(opened)
+    }
+
+    /// A new session, in which is set what was set in the one before.
+    async fn open_anew(self: &Arc<Self>) -> Result<Arc<Opened>, Fault> {
+        let opened = Arc::new(self.shake_hands().await?);
+        self.set_again(&opened).await;
         Ok(opened)
     }
 
@@ -230,9 +285,7 @@ impl HttpSession {
             Answer::Other(status) => return Err(options.bad_answer(format!("HTTP {status} to initialize"))),
         };
         let handshake = legacy::handshake(&message, &self.client, options)?;
-        let gone = self.closed.child_token();
-        let opened =
-            Opened { id, handshake, gone, streaming: AtomicBool::new(false), level: Mutex::default() };
+        let opened = Opened::new(id, handshake, &self.closed, false);
         let told = self.shared.post(&opened.headers(), legacy::initialized().bytes().clone()).await?;
         answer::read(told, options).await?;
         Ok(opened)
@@ -244,6 +297,7 @@ impl HttpSession {
         if current.as_ref().is_some_and(|c| Arc::ptr_eq(c, opened)) {
             *current = None;
             self.was_lost.store(true, Ordering::Release);
+            self.note_lost(opened);
         }
         opened.gone.cancel();
     }
@@ -277,6 +331,7 @@ impl HttpSession {
         refused: &Refused,
     ) -> Result<Event, Fault> {
         let text = legacy::outgoing(call, &id);
+        self.touch(&self.shared.tasks);
         let _running = RunningGuard::new(self);
         let _token = call.request.slice(Field::MetaProgressToken).map(|own| TokenGuard::new(self, &id, own));
         // What is rare is boxed, so that the calls of an open session keep no room for it.
@@ -444,12 +499,13 @@ impl HttpSession {
 
     /// Opens the stream of unasked messages and reads it in the background. Waits for its head, so that a
     /// backend which asks on it finds it there.
-    async fn start_stream(self: &Arc<Self>, opened: &Arc<Opened>) {
+    async fn start_stream(self: &Arc<Self>, opened: &Arc<Opened>, held: Option<Arc<Held>>) {
         let head = self.shared.get(&opened.headers(), STREAM_HEAD_TIME).await;
         let options = &self.shared.options;
         // Anything else means that the backend offers no such stream.
         let Some(stream) = head.ok().and_then(|response| EventStream::of(response, options)) else { return };
         let (session, opened) = (self.clone(), opened.clone());
+        opened.has_stream.store(true, Ordering::Release);
         self.shared.tasks.spawn("backend stream", async move {
             let gone = opened.gone.clone();
             let drain = session.shared.tasks.drain_token().clone();
@@ -457,9 +513,13 @@ impl HttpSession {
                 () = gone.cancelled() => {}
                 () = drain.cancelled() => {}
                 () = session.until_unwanted() => {}
+                () = shared_by_all::lost(held.as_deref()) => {}
                 () = Box::pin(session.read_stream(stream.patient(), &opened)) => {}
             }
+            opened.has_stream.store(false, Ordering::Release);
+            session.ears.end_all();
             opened.streaming.store(false, Ordering::Release);
+            drop(held);
             if gone.is_cancelled() && session.listening.load(Ordering::Acquire) {
                 session.reopen_for_listeners();
             }
@@ -471,14 +531,15 @@ impl HttpSession {
     async fn until_unwanted(&self) {
         loop {
             let changed = self.interest.notified();
-            if self.listening.load(Ordering::Acquire) || self.running.load(Ordering::Acquire) > 0 {
+            let wanted = || {
+                self.listening.load(Ordering::Acquire)
+                    || self.running.load(Ordering::Acquire) > 0
+                    || !self.ears.is_empty()
+            };
+            if wanted() {
                 changed.await;
-            } else if tokio::time::timeout(STREAM_LINGER, changed).await.is_err() {
-                let unwanted =
-                    !self.listening.load(Ordering::Acquire) && self.running.load(Ordering::Acquire) == 0;
-                if unwanted {
-                    return;
-                }
+            } else if tokio::time::timeout(STREAM_LINGER, changed).await.is_err() && !wanted() {
+                return;
             }
         }
     }
@@ -547,22 +608,11 @@ impl HttpSession {
 
     fn unasked(self: &Arc<Self>, message: Message, asks: &mut OpenAsks, opened: &Arc<Opened>) {
         match legacy::incoming(message, asks, |token| self.own_token(token)) {
-            Incoming::Event(event) => {
-                let taken = matches!(event, Event::Withdraw(key) if self.calls.withdraw(key));
-                if let Some(sink) = self.sink().filter(|_| !taken) {
-                    sink.deliver(event);
-                }
-            }
+            Incoming::Event(event) => self.told(event),
             Incoming::Asked(round, id, answer) => {
                 let key = round.asks.first().map(|ask| ask.key);
                 self.answer_later(opened, id, answer, AskedBy::Aside(key));
-                let Some(key) = key else { return };
-                if let Some(round) = self.calls.ask(round, key) {
-                    match self.sink() {
-                        Some(sink) => sink.deliver(Event::Asks(round)),
-                        None => legacy::refuse_round(*round),
-                    }
-                }
+                self.told(Event::Asks(round));
             }
             Incoming::Ping(pong) => self.tell(opened, pong.bytes().clone()),
             Incoming::Answer(..) | Incoming::Nothing => {}
@@ -606,6 +656,7 @@ impl Conversation for HttpSession {
 
     fn listen(self: Arc<Self>) {
         self.listening.store(true, Ordering::Release);
+        self.interest.notify_waiters();
         let session = self.clone();
         self.shared.tasks.spawn_within("open backend stream", async move {
             if let Err(fault) = session.open().await {
@@ -622,11 +673,17 @@ impl Conversation for HttpSession {
     async fn close(&self) {
         self.closed.cancel();
         let opened = self.opened.lock().take();
-        if let Some(opened) = opened.filter(|o| o.id.is_some()) {
-            let ended = self.shared.delete(&opened.headers()).await;
-            if let Ok(response) = ended {
-                let _ = tokio::time::timeout(COURTESY, answer::read(response, &self.shared.options)).await;
-            }
+        if let Some(opened) = opened
+            && self.is_ours_to_end().await
+        {
+            self.end_at_backend(&opened).await;
+        }
+    }
+
+    async fn leave(&self) {
+        match self.home() {
+            Some(home) if !home.is_idle().await => self.closed.cancel(),
+            _ => self.close().await,
         }
     }
 }
@@ -643,7 +700,12 @@ impl LegacyConversation for HttpSession {
 
     async fn hear(self: Arc<Self>) -> Result<Arc<Description>, Fault> {
         self.listening.store(true, Ordering::Release);
+        self.interest.notify_waiters();
         self.handshake().await
+    }
+
+    fn settle(self: Arc<Self>, home: Home) {
+        self.at_home(home);
     }
 }
 
@@ -653,8 +715,10 @@ impl Replaceable for HttpSession {
             let limit = self.shared.options.timeout;
             let ran = tokio::time::timeout(limit, self.run(&emit, &call, &refused)).await;
             let outcome = ran.unwrap_or_else(|_| Err(self.shared.options.late(Deadline::Total)));
-            if let Ok(Event::Done(reply)) = &outcome {
-                self.restore.note(&call.request, reply);
+            if let Ok(Event::Done(reply)) = &outcome
+                && self.restore.note(&call.request, reply)
+            {
+                self.share_settings();
             }
             outcome.unwrap_or_else(Event::Fail)
         })

@@ -1,14 +1,19 @@
 //! What all conversations with one HTTP backend share: where it is and how to send to it.
 
+use std::collections::HashMap;
+use std::sync::Weak;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use drawbridge_core::event_log::SessionKey;
 use drawbridge_core::fault::Deadline;
 use drawbridge_core::{Fault, Tasks};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, Uri, header};
 use http_body_util::Full;
 use hyper::body::Incoming;
+use parking_lot::Mutex;
 
+use super::session::HttpSession;
 use crate::options::Options;
 use crate::outbound::{Outbound, cause};
 
@@ -61,7 +66,6 @@ fn basic(url: &url::Url) -> Option<HeaderValue> {
 }
 
 /// One backend, as seen by its conversations.
-#[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) target: Target,
     /// Sent with each request, as configured.
@@ -69,6 +73,8 @@ pub(crate) struct Shared {
     pub(crate) outbound: Outbound,
     pub(crate) options: Options,
     pub(crate) tasks: Tasks,
+    /// Sessions that other instances have too.
+    pub(super) sessions: Mutex<HashMap<SessionKey, Weak<HttpSession>>>,
 }
 
 const BOTH: HeaderValue = HeaderValue::from_static("application/json, text/event-stream");

@@ -1,0 +1,576 @@
+//! Channels between instances.
+//!
+//! A frame is a message in an inbox: version, kind, who opened the channel, its number there, the place of the frame
+//! in its direction, and a body. Frames of one channel and direction arrive in order; one that is missing, a peer that
+//! is gone, or a bus that has lost its state end the channel, and whoever reads it learns that nothing more comes.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+use bytes::{BufMut as _, Bytes, BytesMut};
+use parking_lot::Mutex;
+use tokio::sync::{Notify, Semaphore, mpsc};
+
+use super::holding::{Holdings, RENEW_EVERY};
+use crate::state::{InstanceId, MemoryState, NotSent, SharedState, Unavailable};
+use crate::tasks::Tasks;
+
+/// How long an instance is believed to live after it last said so.
+pub const LIFE: Duration = Duration::from_millis(2500);
+/// How often it says so.
+const ANNOUNCE_EVERY: Duration = Duration::from_millis(600);
+/// How often peers with channels are looked at.
+const LOOK_EVERY: Duration = Duration::from_millis(300);
+/// A bus that is away for longer than this has lost what was on its way.
+const AWAY: Duration = Duration::from_secs(5);
+/// How long whoever owns something waits to hear that it still does.
+const CONFIRM_TIME: Duration = Duration::from_secs(2);
+/// Frames that may be on their way in one direction of a channel.
+const WINDOW: u32 = 256;
+/// So many frames are taken before the sender hears of it.
+const CREDIT_STEP: u32 = 64;
+/// What comes of other releases of the gateway is left alone.
+const VERSION: u8 = 1;
+
+/// Something that an instance does for its peers.
+#[async_trait]
+pub trait Service: Send + Sync {
+    /// Serves one channel: `opening` is what its opener said first.
+    async fn accept(&self, opening: Bytes, channel: Channel);
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Open,
+    Data,
+    Credit,
+    Close,
+}
+
+impl Kind {
+    const ALL: [Self; 4] = [Self::Open, Self::Data, Self::Credit, Self::Close];
+}
+
+/// Names one end of a channel.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Key {
+    opener: InstanceId,
+    number: u64,
+    /// Whether this is the end of the opener.
+    opened_here: bool,
+}
+
+struct Frame {
+    kind: Kind,
+    /// The end that it is for.
+    key: Key,
+    seq: u32,
+    body: Bytes,
+}
+
+impl Frame {
+    fn write(&self) -> Bytes {
+        let mut out = BytesMut::with_capacity(32 + self.body.len());
+        out.put_u8(VERSION);
+        out.put_u8(self.kind as u8);
+        out.put_u8(u8::from(self.key.opened_here));
+        out.put_slice(self.key.opener.as_str().as_bytes());
+        out.put_u64(self.key.number);
+        out.put_u32(self.seq);
+        out.put_slice(&self.body);
+        out.freeze()
+    }
+
+    fn read(bytes: &Bytes) -> Option<Self> {
+        let (&[version, kind, opened_here], rest) = bytes.split_first_chunk::<3>()?;
+        let (opener, rest) = rest.split_first_chunk::<16>()?;
+        let (number, rest) = rest.split_first_chunk::<8>()?;
+        let (seq, body) = rest.split_first_chunk::<4>()?;
+        if version != VERSION || opened_here > 1 {
+            return None;
+        }
+        Some(Self {
+            kind: *Kind::ALL.get(usize::from(kind))?,
+            key: Key {
+                opener: InstanceId::parse(std::str::from_utf8(opener).ok()?)?,
+                number: u64::from_be_bytes(*number),
+                opened_here: opened_here == 1,
+            },
+            seq: u32::from_be_bytes(*seq),
+            body: bytes.slice_ref(body),
+        })
+    }
+}
+
+/// An end of a channel, as the table of an instance knows it.
+struct End {
+    peer: InstanceId,
+    inbound: mpsc::UnboundedSender<Bytes>,
+    /// The place of the next frame that comes.
+    next: AtomicU32,
+    credit: Arc<Semaphore>,
+}
+
+struct Inner {
+    state: SharedState,
+    tasks: Tasks,
+    services: Mutex<HashMap<String, Arc<dyn Service>>>,
+    holdings: Holdings,
+    ends: Mutex<HashMap<Key, End>>,
+    numbers: AtomicU64,
+    /// When this instance was last known to live, by itself and others.
+    alive_at: Mutex<Option<Instant>>,
+    /// Rung when this instance is known to live.
+    alive: Notify,
+}
+
+/// The other instances. Cheap to clone.
+#[derive(Clone)]
+pub struct Peers(Arc<Inner>);
+
+impl std::fmt::Debug for Peers {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Peers").field("instance", self.instance()).finish_non_exhaustive()
+    }
+}
+
+impl Peers {
+    /// The peers of the instance that `state` is of. Call [`Peers::run`] once its services are there.
+    pub fn new(state: SharedState, tasks: Tasks) -> Self {
+        Self(Arc::new(Inner {
+            state,
+            tasks,
+            services: Mutex::default(),
+            holdings: Holdings::default(),
+            ends: Mutex::default(),
+            numbers: AtomicU64::new(1),
+            alive_at: Mutex::new(None),
+            alive: Notify::new(),
+        }))
+    }
+
+    /// The peers of an instance that has none.
+    pub fn alone() -> Self {
+        let state = MemoryState::new(0, Duration::ZERO);
+        Self::new(state.instance(false), Tasks::default())
+    }
+
+    /// This instance.
+    pub fn instance(&self) -> &InstanceId {
+        &self.0.state.instance
+    }
+
+    /// The state that all share.
+    pub fn state(&self) -> &SharedState {
+        &self.0.state
+    }
+
+    /// Offers a service to the peers.
+    pub fn serve(&self, name: impl Into<String>, service: Arc<dyn Service>) {
+        self.0.services.lock().insert(name.into(), service);
+    }
+
+    pub(crate) fn tasks(&self) -> &Tasks {
+        &self.0.tasks
+    }
+
+    pub(super) fn holdings(&self) -> &Holdings {
+        &self.0.holdings
+    }
+
+    /// Whether the others know that this instance lives, as far as it can tell by its own clock, and what it owns is
+    /// still its own.
+    pub fn is_known_alive(&self) -> bool {
+        !self.0.state.is_fleet || self.0.alive_at.lock().is_some_and(|at| at.elapsed() < LIFE)
+    }
+
+    /// Whether the others have ever known of this instance.
+    pub fn has_announced(&self) -> bool {
+        !self.0.state.is_fleet || self.0.alive_at.lock().is_some()
+    }
+
+    /// Waits until that is so, but not for long: where the bus is away, nobody can take anything over.
+    pub async fn confirm(&self) {
+        let confirmed = async {
+            loop {
+                let rung = self.0.alive.notified();
+                if self.is_known_alive() {
+                    return;
+                }
+                rung.await;
+            }
+        };
+        let _ = tokio::time::timeout(CONFIRM_TIME, confirmed).await;
+    }
+
+    /// How many channels are open.
+    pub fn channels(&self) -> usize {
+        self.0.ends.lock().len()
+    }
+
+    /// Says that this instance lives, takes what its peers send, and watches those it has channels with; in the
+    /// background, until the gateway ends.
+    pub fn run(&self) {
+        if !self.0.state.is_fleet {
+            return;
+        }
+        let peers = self.clone();
+        self.0.tasks.spawn("announce", async move { peers.announce().await });
+        let peers = self.clone();
+        self.0.tasks.spawn("inbox", async move {
+            while let Some(bytes) = peers.0.state.bus.receive().await {
+                peers.take(&bytes);
+            }
+        });
+        let peers = self.clone();
+        self.0.tasks.spawn("watch peers", async move {
+            loop {
+                tokio::time::sleep(LOOK_EVERY).await;
+                peers.look().await;
+            }
+        });
+    }
+
+    /// Says that this instance is going. What it still serves ends by itself.
+    pub async fn leave(&self) {
+        if self.0.state.is_fleet
+            && let Err(e) = self.0.state.bus.leave().await
+        {
+            tracing::debug!("the other instances find out by themselves that this one is gone: {e}");
+        }
+    }
+
+    async fn announce(&self) {
+        let inner = &self.0;
+        let mut known_before = false;
+        let mut away_since: Option<Instant> = None;
+        let mut renewed = Instant::now();
+        loop {
+            // By the clock before the announcement: what is believed must not last longer than what others believe.
+            let asked = Instant::now();
+            match inner.state.bus.announce(LIFE).await {
+                Ok(known) => {
+                    if known_before && !known {
+                        self.lapsed("other instances took this one for dead").await;
+                    } else if renewed.elapsed() >= RENEW_EVERY {
+                        inner.holdings.renew(self).await;
+                        renewed = Instant::now();
+                    }
+                    (known_before, away_since) = (true, None);
+                    *inner.alive_at.lock() = Some(asked);
+                    inner.alive.notify_waiters();
+                }
+                Err(e) => {
+                    let since = *away_since.get_or_insert(asked);
+                    if since.elapsed() >= AWAY && !inner.ends.lock().is_empty() {
+                        self.close_all(&e.to_string());
+                    }
+                }
+            }
+            tokio::time::sleep(ANNOUNCE_EVERY).await;
+        }
+    }
+
+    async fn lapsed(&self, why: &str) {
+        tracing::warn!("{why}: it looks at what it owned before it goes on");
+        self.close_all(why);
+        self.0.holdings.renew(self).await;
+    }
+
+    fn close_all(&self, why: &str) {
+        let ends = std::mem::take(&mut *self.0.ends.lock());
+        if !ends.is_empty() {
+            tracing::warn!(channels = ends.len(), "channels to other instances ended: {why}");
+        }
+    }
+
+    /// Ends the channels with peers that are gone.
+    async fn look(&self) {
+        let mut peers: Vec<InstanceId> = self.0.ends.lock().values().map(|end| end.peer.clone()).collect();
+        peers.sort_unstable();
+        peers.dedup();
+        for peer in peers.into_iter().filter(|peer| peer != self.instance()) {
+            if let Ok(false) = self.0.state.bus.is_alive(&peer).await {
+                let mut ends = self.0.ends.lock();
+                let before = ends.len();
+                ends.retain(|_, end| end.peer != peer);
+                let count = before - ends.len();
+                drop(ends);
+                tracing::warn!(instance.id = %peer, channels = count, "an instance is gone, and its channels with it");
+            }
+        }
+    }
+
+    fn take(&self, bytes: &Bytes) {
+        // Of another release.
+        let Some(frame) = Frame::read(bytes) else { return };
+        match frame.kind {
+            Kind::Open => self.accept(frame),
+            Kind::Data => {
+                let mut ends = self.0.ends.lock();
+                let Some(end) = ends.get(&frame.key) else { return };
+                let in_order = end.next.fetch_add(1, Ordering::Relaxed) == frame.seq;
+                if !in_order || end.inbound.send(frame.body).is_err() {
+                    ends.remove(&frame.key);
+                }
+            }
+            Kind::Credit => {
+                if let Some(end) = self.0.ends.lock().get(&frame.key) {
+                    // A peer that gives more than there is has other rules; more than the window is of no use.
+                    let most = (WINDOW as usize).saturating_sub(end.credit.available_permits());
+                    end.credit.add_permits((frame.seq as usize).min(most));
+                }
+            }
+            Kind::Close => {
+                self.0.ends.lock().remove(&frame.key);
+            }
+        }
+    }
+
+    fn accept(&self, frame: Frame) {
+        let opened = frame.body.split_first().and_then(|(len, rest)| {
+            let (name, _) = rest.split_at_checked(usize::from(*len))?;
+            let service = self.0.services.lock().get(std::str::from_utf8(name).ok()?).cloned()?;
+            Some((service, frame.body.slice(1 + usize::from(*len)..)))
+        });
+        let channel = self.enter(frame.key.clone(), frame.key.opener.clone());
+        // Without such a service the channel ends at once.
+        let Some((service, opening)) = opened else { return };
+        self.0.tasks.spawn("serve peer", async move { service.accept(opening, channel).await });
+    }
+
+    fn enter(&self, key: Key, peer: InstanceId) -> Channel {
+        let (inbound, received) = mpsc::unbounded_channel();
+        let credit = Arc::new(Semaphore::new(WINDOW as usize));
+        let end = End { peer: peer.clone(), inbound, next: AtomicU32::new(0), credit: credit.clone() };
+        self.0.ends.lock().insert(key.clone(), end);
+        Channel {
+            way: Way { peers: self.clone(), key, peer, sent: AtomicU32::new(0), credit },
+            received,
+            taken: 0,
+        }
+    }
+
+    /// Opens a channel to a peer's service.
+    ///
+    /// # Errors
+    ///
+    /// If the peer is gone, which then has done nothing, or the bus can't be reached.
+    pub async fn open(&self, to: &InstanceId, service: &str, opening: Bytes) -> Result<Channel, NotSent> {
+        let number = self.0.numbers.fetch_add(1, Ordering::Relaxed);
+        let key = Key { opener: self.instance().clone(), number, opened_here: true };
+        let channel = self.enter(key, to.clone());
+        let mut body = BytesMut::with_capacity(1 + service.len() + opening.len());
+        body.put_u8(u8::try_from(service.len()).unwrap_or_default());
+        body.put_slice(service.as_bytes());
+        body.put_slice(&opening);
+        channel.way.send(Kind::Open, 0, body.freeze()).await?;
+        Ok(channel)
+    }
+
+    /// Asks a peer something that it answers with one frame, within `limit`.
+    ///
+    /// # Errors
+    ///
+    /// If the peer is gone, or does not answer.
+    pub async fn request(
+        &self,
+        to: &InstanceId,
+        service: &str,
+        body: Bytes,
+        limit: Duration,
+    ) -> Result<Bytes, NotSent> {
+        let asked = async {
+            let mut channel = self.open(to, service, body).await?;
+            channel.receive().await.ok_or_else(|| NotSent::Gone(to.clone()))
+        };
+        let late = || NotSent::Unavailable(Unavailable(format!("instance {to} does not answer")));
+        tokio::time::timeout(limit, asked).await.unwrap_or_else(|_| Err(late()))
+    }
+}
+
+/// The way to the other end.
+struct Way {
+    peers: Peers,
+    /// This end.
+    key: Key,
+    peer: InstanceId,
+    sent: AtomicU32,
+    credit: Arc<Semaphore>,
+}
+
+impl Way {
+    async fn send(&self, kind: Kind, seq: u32, body: Bytes) -> Result<(), NotSent> {
+        let key = Key { opened_here: !self.key.opened_here, ..self.key.clone() };
+        let frame = Frame { kind, key, seq, body }.write();
+        self.peers.0.state.bus.send(&self.peer, frame).await
+    }
+}
+
+/// One end of a channel. Dropping it ends the channel.
+pub struct Channel {
+    way: Way,
+    received: mpsc::UnboundedReceiver<Bytes>,
+    taken: u32,
+}
+
+impl Channel {
+    /// Who is at the other end.
+    pub fn peer(&self) -> &InstanceId {
+        &self.way.peer
+    }
+
+    /// Sends a frame; waits while too many are on their way. To be called by one task at a time.
+    ///
+    /// # Errors
+    ///
+    /// If the channel has ended or the bus can't be reached.
+    pub async fn send(&self, body: Bytes) -> Result<(), NotSent> {
+        let gone = || NotSent::Gone(self.way.peer.clone());
+        let permit = tokio::select! {
+            permit = self.way.credit.acquire() => permit,
+            () = self.ended() => return Err(gone()),
+        };
+        permit.map_err(|_| gone())?.forget();
+        let seq = self.way.sent.fetch_add(1, Ordering::Relaxed);
+        self.way.send(Kind::Data, seq, body).await
+    }
+
+    /// Resolves when nothing can come any more.
+    async fn ended(&self) {
+        while self.way.peers.0.ends.lock().contains_key(&self.way.key) {
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+    }
+
+    /// The next frame; `None` when the channel has ended.
+    pub async fn receive(&mut self) -> Option<Bytes> {
+        let body = self.received.recv().await?;
+        self.taken += 1;
+        if self.taken == CREDIT_STEP {
+            self.taken = 0;
+            // If it is lost, the bus is away, and the channel ends with it.
+            let _ = self.way.send(Kind::Credit, CREDIT_STEP, Bytes::new()).await;
+        }
+        Some(body)
+    }
+}
+
+impl Drop for Way {
+    fn drop(&mut self) {
+        let known = self.peers.0.ends.lock().remove(&self.key).is_some();
+        // An end that the other one has closed needs no word.
+        if known {
+            let (bus, peer) = (self.peers.0.state.bus.clone(), self.peer.clone());
+            let key = Key { opened_here: !self.key.opened_here, ..self.key.clone() };
+            let frame = Frame { kind: Kind::Close, key, seq: 0, body: Bytes::new() }.write();
+            self.peers.0.tasks.spawn("close channel", async move {
+                // Who is gone needs no word either.
+                let _ = bus.send(&peer, frame).await;
+            });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Echo;
+
+    #[async_trait]
+    impl Service for Echo {
+        async fn accept(&self, opening: Bytes, mut channel: Channel) {
+            if channel.send(opening).await.is_err() {
+                return;
+            }
+            while let Some(body) = channel.receive().await {
+                if body == "stop" || channel.send(body).await.is_err() {
+                    return;
+                }
+            }
+        }
+    }
+
+    fn two() -> (Peers, Peers, Tasks) {
+        let state = MemoryState::new(1 << 20, Duration::from_secs(60));
+        let tasks = Tasks::default();
+        let made = [(), ()].map(|()| {
+            let peers = Peers::new(state.instance(true), tasks.clone());
+            peers.serve("echo", Arc::new(Echo));
+            peers.run();
+            peers
+        });
+        let [one, other] = made;
+        (one, other, tasks)
+    }
+
+    async fn until_alive(peers: &Peers) {
+        while !peers.is_known_alive() {
+            tokio::task::yield_now().await;
+        }
+    }
+
+    #[tokio::test]
+    async fn frames_come_in_order_and_more_than_fit_at_once() {
+        let (one, other, _tasks) = two();
+        until_alive(&other).await;
+        until_alive(&one).await;
+        let mut channel = one.open(other.instance(), "echo", Bytes::from_static(b"hello")).await.unwrap();
+        assert_eq!(channel.receive().await.unwrap(), "hello");
+        for n in 0..2000 {
+            channel.send(Bytes::from(n.to_string())).await.unwrap();
+            assert_eq!(channel.receive().await.unwrap(), n.to_string());
+        }
+        channel.send(Bytes::from_static(b"stop")).await.unwrap();
+        assert_eq!(channel.receive().await, None);
+        drop(channel);
+        assert_eq!((one.channels(), other.channels()), (0, 0));
+    }
+
+    #[tokio::test]
+    async fn nobody_is_waited_for_who_is_not_there() {
+        let (one, other, _tasks) = two();
+        until_alive(&one).await;
+        until_alive(&other).await;
+        let gone = InstanceId::fresh();
+        let refused = one.open(&gone, "echo", Bytes::new()).await.err();
+        assert_eq!(refused, Some(NotSent::Gone(gone)));
+        assert_eq!(one.channels(), 0);
+        // A service that is not there ends the channel at once.
+        let mut channel = one.open(other.instance(), "other", Bytes::new()).await.unwrap();
+        assert_eq!(channel.receive().await, None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_peer_that_goes_ends_its_channels() {
+        let (one, other, _tasks) = two();
+        until_alive(&one).await;
+        until_alive(&other).await;
+        let mut channel = one.open(other.instance(), "echo", Bytes::from_static(b"x")).await.unwrap();
+        assert!(channel.receive().await.is_some());
+        // It stops saying that it lives: here by leaving, and being silent from then on.
+        other.0.state.bus.leave().await.unwrap();
+        let bus = one.0.state.bus.clone();
+        assert!(!bus.is_alive(other.instance()).await.unwrap());
+        assert_eq!(channel.receive().await, None);
+    }
+
+    #[test]
+    fn frames_survive_the_way_and_junk_is_none() {
+        let frame = Frame {
+            kind: Kind::Data,
+            key: Key { opener: InstanceId::fresh(), number: 7, opened_here: true },
+            seq: 3,
+            body: Bytes::from_static(b"x"),
+        };
+        let read = Frame::read(&frame.write()).unwrap();
+        assert_eq!((read.kind, read.key, read.seq, &read.body[..]), (Kind::Data, frame.key, 3, &b"x"[..]));
+        for junk in [&b""[..], b"\x01", &[0; 40], &[1; 40], &[255; 100]] {
+            assert!(Frame::read(&Bytes::copy_from_slice(junk)).is_none());
+        }
+    }
+}

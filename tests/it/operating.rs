@@ -1,0 +1,4 @@
+//! What operators see of the gateway.
+
+mod calls;
+mod metrics;
