@@ -130,4 +130,17 @@ mod tests {
         assert!(!log.is_revoked(&key(2)));
         assert!(!log.is_revoked(&key(3)));
     }
+    #[test]
+    fn what_is_revoked_again_is_told_once_and_lasts_longer() {
+        let log = MemoryRevocations::default();
+        let mut follower = log.follow();
+        let key = SessionKey([1; 16]);
+        log.enter(key, Duration::from_secs(60));
+        log.enter(key, Duration::from_secs(30));
+        log.enter(key, Duration::from_secs(90));
+        assert_eq!(follower.try_recv(), Ok(key));
+        assert!(follower.try_recv().is_err());
+        let entries = log.entries();
+        assert!(entries.len() == 1 && entries[0].1 > Duration::from_secs(60), "{entries:?}");
+    }
 }

@@ -34,8 +34,9 @@ pub(crate) struct RedisBus {
     inbox: Mutex<mpsc::Receiver<Received>>,
     /// Rung when there is room in the inbox's queue.
     room: Arc<Notify>,
-    /// What was sent before this time has lost its sender.
-    not_before: AtomicU64,
+    /// Since when this instance is known to live, in µs by the server's clock; 0 before its first announcement. What was
+    /// sent before has lost its sender.
+    since: AtomicU64,
 }
 
 impl RedisBus {
@@ -46,7 +47,7 @@ impl RedisBus {
         inbox: mpsc::Receiver<Received>,
         room: Arc<Notify>,
     ) -> Self {
-        Self { hub, instance, topics, inbox: Mutex::new(inbox), room, not_before: AtomicU64::new(0) }
+        Self { hub, instance, topics, inbox: Mutex::new(inbox), room, since: AtomicU64::new(0) }
     }
 }
 
@@ -56,17 +57,16 @@ impl Bus for RedisBus {
         let keys = &self.hub.keys;
         let (presence, inbox) = (keys.presence(&self.instance), keys.inbox(&self.instance));
         let request = Request::script(&scripts::ANNOUNCE, &[&presence, &inbox]).arg(millis(ttl));
-        let since: Option<u64> = read(self.hub.call(PORT, request).await?)?;
-        if let Some(since) = since {
-            self.not_before.store(since, Ordering::Release);
-        }
+        // An announcement whose answer was lost is noticed by the next one: the time differs.
+        let since: u64 = read(self.hub.call(PORT, request.again()).await?)?;
+        let was_known = self.since.swap(since, Ordering::AcqRel) == since;
         let request = Request::script(&scripts::ENTER_INSTANCE, &[&keys.instances()]);
         let entered = self.hub.call(PORT, request.arg(self.instance.as_str()).arg(millis(ttl)).again()).await;
-        // What the first answer says is said once. An instance that is not in the list can be sent to.
+        // What the first answer says is said once; and who is not in the list can be sent to all the same.
         if let Err(error) = entered {
             tracing::warn!(%error, "this instance is missing in the list of instances");
         }
-        Ok(since.is_none())
+        Ok(was_known)
     }
 
     async fn leave(&self) -> Result<(), Unavailable> {
@@ -108,7 +108,7 @@ impl Bus for RedisBus {
         loop {
             let Received { at, message } = inbox.recv().await?;
             self.room.notify_one();
-            if at >= self.not_before.load(Ordering::Acquire) {
+            if at >= self.since.load(Ordering::Acquire) / 1000 {
                 self.hub.observer.bus_message("in");
                 return Some(message);
             }

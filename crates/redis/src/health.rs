@@ -5,10 +5,18 @@ use std::collections::BTreeMap;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
+/// How it is with one connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Standing {
+    /// It is being made for the first time.
+    Expected,
+    Up,
+    Down,
+}
+
 #[derive(Default)]
 struct Links {
-    /// Why each connection is missing, or `None` for one that stands.
-    missing: BTreeMap<String, Option<String>>,
+    standing: BTreeMap<String, Standing>,
     last_error: Option<String>,
 }
 
@@ -23,9 +31,14 @@ impl Health {
         Self { links: Mutex::default(), up: watch::channel(false).0 }
     }
 
+    /// A connection should be there.
+    pub(crate) fn expect(&self, name: &str) {
+        self.set(name, Some(Standing::Expected));
+    }
+
     /// A connection stands.
     pub(crate) fn up(&self, name: &str) {
-        if self.set(name, Some(None)) {
+        if self.set(name, Some(Standing::Up)) {
             tracing::info!(connection = name, "connected to Redis");
         }
     }
@@ -33,7 +46,7 @@ impl Health {
     /// A connection can't be had, or was lost.
     pub(crate) fn down(&self, name: &str, reason: &str) {
         self.failed(reason);
-        if self.set(name, Some(Some(reason.to_owned()))) {
+        if self.set(name, Some(Standing::Down)) {
             tracing::warn!(connection = name, reason, "no connection to Redis");
         }
     }
@@ -48,17 +61,16 @@ impl Health {
         self.links.lock().last_error = Some(reason.to_owned());
     }
 
-    /// Returns whether this changes anything about a connection.
-    fn set(&self, name: &str, missing: Option<Option<String>>) -> bool {
+    /// Returns whether this is something new.
+    fn set(&self, name: &str, standing: Option<Standing>) -> bool {
         let mut links = self.links.lock();
-        let is_missing = missing.as_ref().is_some_and(Option::is_some);
-        let old = match missing {
-            Some(missing) => links.missing.insert(name.to_owned(), missing),
-            None => links.missing.remove(name),
+        let old = match standing {
+            Some(standing) => links.standing.insert(name.to_owned(), standing),
+            None => links.standing.remove(name),
         };
-        let up = !links.missing.is_empty() && links.missing.values().all(Option::is_none);
+        let up = !links.standing.is_empty() && links.standing.values().all(|one| *one == Standing::Up);
         self.up.send_if_modified(|was| std::mem::replace(was, up) != up);
-        old.is_none_or(|old| old.is_some() != is_missing)
+        old != standing
     }
 
     /// Whether all of them stand.
@@ -75,5 +87,27 @@ impl Health {
     /// What went wrong last.
     pub(crate) fn last_error(&self) -> Option<String> {
         self.links.lock().last_error.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_is_up_when_every_connection_stands() {
+        let health = Health::new();
+        assert!(!health.is_up());
+        health.expect("a");
+        health.expect("b");
+        health.up("a");
+        assert!(!health.is_up());
+        health.up("b");
+        assert!(health.is_up() && health.last_error().is_none());
+        health.down("a", "reason");
+        assert!(!health.is_up());
+        health.forget("a");
+        assert!(health.is_up());
+        assert_eq!(health.last_error().unwrap(), "reason");
     }
 }

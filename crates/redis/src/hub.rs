@@ -102,7 +102,7 @@ impl Hub {
             Route::Single(address) => drop(hub.node(Target::At(address.clone()))),
             Route::Sentinel(_) => drop(hub.node(Target::Master)),
             Route::Cluster(_) => {
-                hub.health.down(cluster::NAME, "not connected yet");
+                hub.health.expect(cluster::NAME);
                 hub.spawn("redis cluster", cluster::follow(hub.clone()));
             }
         }
@@ -151,7 +151,7 @@ impl Hub {
         if let Some(node) = nodes.get(&target) {
             return node.clone();
         }
-        self.health.down(&target.name(), "not connected yet");
+        self.health.expect(&target.name());
         let node = Arc::new(Node::start(self, target.clone()));
         nodes.insert(target, node.clone());
         node
@@ -256,6 +256,11 @@ impl Hub {
 
     /// What an error means for the request that got it.
     fn judge(&self, error: &RedisError, target: &Target, link: &Link) -> Next {
+        if matches!(error.code(), Some("NOAUTH" | "WRONGPASS")) {
+            // The login was taken back: it takes another one.
+            link.close();
+            return Next::Fail;
+        }
         let ErrorKind::Server(kind) = error.kind() else {
             // No error of the server: if the connection is lost, nobody knows whether the request was done.
             return if link.is_over() || error.is_io_error() { Next::Lost } else { Next::Fail };

@@ -5,7 +5,7 @@ mod inbox;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use redis::{RedisError, Value};
+use redis::{Pipeline, RedisError, RedisResult, Value};
 
 pub(crate) use self::inbox::Inbox;
 use crate::backoff::Backoff;
@@ -18,6 +18,8 @@ use crate::revocations::Follower;
 const BLOCK: Duration = Duration::from_secs(1);
 /// How long it blocks while a stream is left out, since nobody takes what comes from it.
 const BLOCK_BRIEFLY: Duration = Duration::from_millis(50);
+/// How long it blocks while there is something else to do.
+const BLOCK_HARDLY: Duration = Duration::from_millis(1);
 /// Entries of one read.
 pub(crate) const COUNT: usize = 256;
 
@@ -55,7 +57,29 @@ pub(crate) struct Conversation<'a> {
 
 impl Conversation<'_> {
     pub(crate) async fn ask(&self, request: &Request) -> Result<Value, Stopped> {
-        match tokio::time::timeout(self.timeout, request.run(self.link, false)).await {
+        self.within(request.run(self.link, false)).await
+    }
+
+    /// Runs one script many times, of which the answers don't matter.
+    pub(crate) async fn tell_all(&self, requests: &[Request]) -> Result<(), Stopped> {
+        let Some((first, rest)) = requests.split_first() else { return Ok(()) };
+        // The first one makes it known.
+        self.ask(first).await?;
+        if rest.is_empty() {
+            return Ok(());
+        }
+        let mut all = Pipeline::with_capacity(rest.len());
+        rest.iter().for_each(|request| {
+            all.add_command(request.packed(false));
+        });
+        for answer in self.within(self.link.send_all(&all)).await? {
+            answer.extract_error()?;
+        }
+        Ok(())
+    }
+
+    async fn within<T>(&self, work: impl Future<Output = RedisResult<T>>) -> Result<T, Stopped> {
+        match tokio::time::timeout(self.timeout, work).await {
             Ok(answer) => Ok(answer?),
             Err(_) => Err(Stopped::TimedOut(self.timeout)),
         }
@@ -104,6 +128,14 @@ impl Feed {
         }
     }
 
+    /// Whether it should be looked after at once.
+    fn has_work(&self) -> bool {
+        match self {
+            Self::Inbox(_) => false,
+            Self::Revocations(follower) => follower.has_work(),
+        }
+    }
+
     /// Now and then, also without a connection.
     fn sweep(&mut self) {
         if let Self::Revocations(follower) = self {
@@ -143,7 +175,8 @@ async fn read(
     hub.connected(name, std::mem::replace(was_up, true));
     let mut looked = Instant::now();
     loop {
-        if looked.elapsed() >= BLOCK {
+        let has_work = feeds.iter().any(Feed::has_work);
+        if has_work || looked.elapsed() >= BLOCK {
             looked = Instant::now();
             for feed in feeds.iter_mut() {
                 feed.look_after(&conversation).await?;
@@ -156,7 +189,11 @@ async fn read(
             wait_for_room(feeds).await;
             continue;
         }
-        let block = if open.len() == feeds.len() { BLOCK } else { BLOCK_BRIEFLY };
+        let block = match open.len() == feeds.len() {
+            _ if has_work => BLOCK_HARDLY,
+            true => BLOCK,
+            false => BLOCK_BRIEFLY,
+        };
         let answer = match tokio::time::timeout(block + hub.timeout, link.send(&command(&open, block))).await
         {
             Ok(answer) => answer?,

@@ -89,7 +89,7 @@ impl Request {
     }
 
     /// As it is sent: with the script's hash, or with its text.
-    fn packed(&self, with_text: bool) -> Cmd {
+    pub(crate) fn packed(&self, with_text: bool) -> Cmd {
         match &self.body {
             Body::Command(command) => command.clone(),
             Body::Script { lua, keys, arguments } => {

@@ -120,17 +120,20 @@ scripts! {
         return answer
     ";
 
-    /// Presence, inbox; TTL in ms: nothing if the instance was known to live, else the server's time in ms. What is in
-    /// the inbox of one that was not has lost its senders.
+    /// Presence, inbox; TTL in ms: since when the instance is known to live, in µs by the server's clock. What is in the
+    /// inbox of one that was not has lost its senders.
     ANNOUNCE = r"
-        local known = redis.call('SET', KEYS[1], '1', 'PX', ARGV[1], 'GET')
-        if known then
+        local since = redis.call('GET', KEYS[1])
+        if since then
+            redis.call('PEXPIRE', KEYS[1], ARGV[1])
             redis.call('PEXPIRE', KEYS[2], ARGV[1])
-            return false
+            return since
         end
-        redis.call('DEL', KEYS[2])
         local time = redis.call('TIME')
-        return string.format('%.0f', tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000))
+        since = string.format('%.0f', tonumber(time[1]) * 1000000 + tonumber(time[2]))
+        redis.call('SET', KEYS[1], since, 'PX', ARGV[1])
+        redis.call('DEL', KEYS[2])
+        return since
     ";
 
     /// Presence, inbox; most messages, message: 0 if the instance does not live, 1 if its inbox is full, 2 if it is sent.
@@ -222,12 +225,15 @@ scripts! {
         return { 1, math.floor((tolerance - ahead) / interval) }
     ";
 
-    /// Revocations; session, how long in ms, most entries: enters it, and takes expired ones off the front.
+    /// Revocations; session, how long in ms, most entries: enters it, and takes expired ones off the front. An entry says
+    /// which one is before it (`p`), so that whoever follows sees whether one is missing.
     REVOKE = r"
         local time = redis.call('TIME')
         local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
         local ends = string.format('%.0f', now + tonumber(ARGV[2]))
-        redis.call('XADD', KEYS[1], 'MAXLEN', '~', ARGV[3], '*', 'k', ARGV[1], 'u', ends)
+        local newest = redis.call('XREVRANGE', KEYS[1], '+', '-', 'COUNT', 1)[1]
+        local before = newest and newest[1] or '0-0'
+        redis.call('XADD', KEYS[1], 'MAXLEN', '~', ARGV[3], '*', 'k', ARGV[1], 'u', ends, 'p', before)
         for _, entry in ipairs(redis.call('XRANGE', KEYS[1], '-', '+', 'COUNT', 16)) do
             if tonumber(entry[2][4]) > now then
                 redis.call('XTRIM', KEYS[1], 'MINID', entry[1])

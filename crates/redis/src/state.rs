@@ -89,6 +89,6 @@ impl RedisState {
 }
 
 fn read(hub: &Arc<Hub>, name: &'static str, feeds: Vec<Feed>) {
-    hub.health.down(name, "not connected yet");
+    hub.health.expect(name);
     hub.spawn("redis reader", reader::follow(hub.clone(), name, feeds));
 }

@@ -112,7 +112,7 @@ impl Topics {
     pub(crate) fn start(hub: &Arc<Hub>) -> Arc<Self> {
         let topics =
             Arc::new(Self { table: Mutex::default(), changed: Notify::new(), down: watch::channel(None).0 });
-        hub.health.down(NAME, "not connected yet");
+        hub.health.expect(NAME);
         let guard = Closing(topics.clone());
         let followed = follow(hub.clone(), topics.clone());
         hub.spawn("redis topics", async move {

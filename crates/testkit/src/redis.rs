@@ -73,13 +73,21 @@ impl RedisSetup {
     ///
     /// If it does not start.
     pub async fn start(self) -> RedisServer {
+        self.start_at(free_port()).await
+    }
+
+    /// Starts it at a port.
+    ///
+    /// # Panics
+    ///
+    /// If it does not start.
+    pub async fn start_at(self, port: u16) -> RedisServer {
         let tls_port = self.tls.then(free_port);
         let mut setup = self;
         if let Some(port) = tls_port {
             setup = setup.option("tls-port", &port.to_string());
         }
-        let mut server =
-            RedisServer { setup, port: free_port(), tls_port, dir: TempDir::new().unwrap(), child: None };
+        let mut server = RedisServer { setup, port, tls_port, dir: TempDir::new().unwrap(), child: None };
         server.restart().await;
         server
     }

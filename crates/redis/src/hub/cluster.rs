@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use rand::seq::SliceRandom as _;
 use redis::Value;
 use tokio::sync::{Notify, watch};
 
@@ -139,10 +140,12 @@ fn keep_nodes(hub: &Arc<Hub>, slots: &Slots) {
 
 /// Asks a connected node, else one of those that are known, until one answers.
 async fn read(hub: &Arc<Hub>, cluster: &Cluster) -> Result<Slots, LinkError> {
-    let connected: Vec<(Target, Link)> = {
+    let mut connected: Vec<(Target, Link)> = {
         let nodes = hub.nodes.lock();
         nodes.iter().filter_map(|(target, node)| Some((target.clone(), node.standing()?))).collect()
     };
+    // One that is cut off from the others has an old map: it must not always be the first.
+    connected.shuffle(&mut rand::rng());
     let mut reasons = Vec::new();
     for (target, link) in connected {
         let Target::At(address) = target else { continue };

@@ -34,7 +34,7 @@ struct Redis {
 pub(crate) struct Instance {
     pub(crate) state: RedisState,
     pub(crate) shared: SharedState,
-    tasks: Tasks,
+    pub(crate) tasks: Tasks,
 }
 
 impl Instance {

@@ -4,4 +4,6 @@
 #[cfg(test)]
 mod contract;
 #[cfg(test)]
+mod faults;
+#[cfg(test)]
 mod fleet;

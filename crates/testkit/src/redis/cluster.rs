@@ -16,17 +16,22 @@ const SLOTS: usize = 16384;
 
 impl Cluster {
     /// A cluster of `masters` masters, each with a replica or without.
+    pub async fn start(masters: usize, with_replicas: bool) -> Self {
+        Self::start_with(masters, with_replicas, &RedisSetup::default()).await
+    }
+
+    /// A cluster whose nodes are as `setup` says.
     ///
     /// # Panics
     ///
     /// If it does not come to be.
-    pub async fn start(masters: usize, with_replicas: bool) -> Self {
+    pub async fn start_with(masters: usize, with_replicas: bool, setup: &RedisSetup) -> Self {
         let count = if with_replicas { masters * 2 } else { masters };
         let mut nodes = Vec::new();
         let mut bus_ports = Vec::new();
         for _ in 0..count {
             let bus_port = free_port().to_string();
-            let setup = RedisSetup::default().option("cluster-enabled", "yes");
+            let setup = setup.clone().option("cluster-enabled", "yes");
             let setup = setup.option("cluster-node-timeout", "1000").option("cluster-port", &bus_port);
             nodes.push(setup.option("repl-diskless-sync-delay", "0").start().await);
             bus_ports.push(bus_port);
@@ -59,9 +64,18 @@ impl Cluster {
 
     /// `redis+cluster://` and the masters.
     pub fn url(&self) -> String {
+        self.url_of("redis", RedisServer::port)
+    }
+
+    /// `rediss+cluster://` and the masters.
+    pub fn tls_url(&self) -> String {
+        self.url_of("rediss", RedisServer::tls_port)
+    }
+
+    fn url_of(&self, scheme: &str, port: impl Fn(&RedisServer) -> u16) -> String {
         let masters = self.nodes[..self.masters].iter();
-        let addresses: Vec<String> = masters.map(|node| format!("127.0.0.1:{}", node.port())).collect();
-        format!("redis+cluster://{}", addresses.join(","))
+        let addresses: Vec<String> = masters.map(|node| format!("127.0.0.1:{}", port(node))).collect();
+        format!("{scheme}+cluster://{}", addresses.join(","))
     }
 
     /// Waits until all nodes know each other and all slots.

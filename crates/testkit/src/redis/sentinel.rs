@@ -14,6 +14,7 @@ pub struct Sentinel {
     /// Its replica at first.
     pub replica: RedisServer,
     port: u16,
+    password: Option<String>,
     _dir: TempDir,
     _child: Child,
 }
@@ -23,12 +24,26 @@ const NAME: &str = "mymaster";
 
 impl Sentinel {
     /// Starts all three.
-    ///
-    /// # Panics
-    ///
-    /// If they don't come to be.
     pub async fn start() -> Self {
-        let setup = || RedisServer::setup().option("repl-diskless-sync-delay", "0");
+        Self::start_with(None).await
+    }
+
+    /// Starts all three, each with a password.
+    pub async fn protected(password: &str) -> Self {
+        Self::start_with(Some(password)).await
+    }
+
+    async fn start_with(password: Option<&str>) -> Self {
+        let setup = || {
+            let setup = RedisServer::setup().option("repl-diskless-sync-delay", "0");
+            match password {
+                None => setup,
+                Some(password) => setup
+                    .option("requirepass", password)
+                    .option("masterauth", password)
+                    .login("default", password),
+            }
+        };
         let master = setup().start().await;
         let replica = setup().option("replicaof", &format!("127.0.0.1 {}", master.port())).start().await;
         let dir = TempDir::new().unwrap();
@@ -39,10 +54,14 @@ impl Sentinel {
             dir.path().display(),
             master.port(),
         );
+        let secrets = password.map_or(String::new(), |password| {
+            format!("requirepass {password}\nsentinel auth-pass {NAME} {password}\n")
+        });
         let file = dir.path().join("sentinel.conf");
-        std::fs::write(&file, config).unwrap();
+        std::fs::write(&file, config + &secrets).unwrap();
         let child = command().arg(&file).arg("--sentinel").spawn().unwrap();
-        let sentinel = Self { master, replica, port, _dir: dir, _child: child };
+        let password = password.map(str::to_owned);
+        let sentinel = Self { master, replica, port, password, _dir: dir, _child: child };
         eventually(PATIENCE, async || {
             let status = sentinel.ask(&["SENTINEL", "MASTER", NAME]).await;
             status.windows(2).any(|pair| pair == ["num-slaves", "1"])
@@ -82,7 +101,8 @@ impl Sentinel {
     /// What the sentinel says; nothing if that is an error.
     async fn ask(&self, command: &[&str]) -> Vec<String> {
         let asking = async {
-            let client = redis::Client::open(format!("redis://127.0.0.1:{}", self.port))?;
+            let login = self.password.as_ref().map_or(String::new(), |password| format!(":{password}@"));
+            let client = redis::Client::open(format!("redis://{login}127.0.0.1:{}", self.port))?;
             let mut connection = client.get_multiplexed_async_connection().await?;
             let mut whole = redis::cmd(command[0]);
             let answer: redis::Value = whole.arg(&command[1..]).query_async(&mut connection).await?;
