@@ -1,6 +1,7 @@
 //! Several gateways as one: any instance serves any request.
 
 mod anywhere;
+mod failures;
 mod owners;
 mod streams;
 

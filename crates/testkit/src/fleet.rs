@@ -15,8 +15,8 @@ pub struct Fleet {
     setup: Setup,
 }
 
-/// A seal key for tests.
-const SEAL: &str = "seal: { keys: [{ id: k1, key: \"AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=\" }] }";
+/// A seal key for tests, as a line of configuration.
+pub const SEAL: &str = "seal: { keys: [{ id: k1, key: \"AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=\" }] }";
 
 impl Fleet {
     /// Starts `count` gateways and a Redis of their own.

@@ -176,6 +176,11 @@ impl Peers {
         self.0.services.lock().insert(name.into(), service);
     }
 
+    /// Runs `work` for as long as this instance speaks to others, which is longer than it serves clients and backends.
+    pub fn spawn(&self, name: &'static str, work: impl Future<Output = ()> + Send + 'static) {
+        self.0.tasks.spawn(name, work);
+    }
+
     pub(crate) fn tasks(&self) -> &Tasks {
         &self.0.tasks
     }

@@ -175,7 +175,7 @@ pub(crate) fn attend(inner: &Arc<Inner>) {
     }
     let weak = Arc::downgrade(inner);
     let bus = peers.state().bus.clone();
-    inner.tasks.spawn("hear of sessions", async move {
+    peers.spawn("hear of sessions", async move {
         loop {
             if let Ok(mut words) = bus.subscribe(SESSIONS).await {
                 while let Some(heard) = words.next().await {
@@ -191,7 +191,7 @@ pub(crate) fn attend(inner: &Arc<Inner>) {
     });
     let weak = Arc::downgrade(inner);
     let mut ended = inner.legacy.revocations.follow();
-    inner.tasks.spawn("hear of ended sessions", async move {
+    peers.spawn("hear of ended sessions", async move {
         loop {
             let next = ended.recv().await;
             let Some(inner) = weak.upgrade() else { return };

@@ -51,7 +51,7 @@ impl Board {
     pub(crate) fn new(options: &Options, tasks: &Tasks) -> Arc<Self> {
         let board = Arc::new(Self { options: options.clone(), sessions: Mutex::default() });
         if options.peers.state().is_fleet {
-            tasks.spawn("hear of settings", hear(Arc::downgrade(&board), tasks.clone()));
+            options.peers.spawn("hear of settings", hear(Arc::downgrade(&board), tasks.clone()));
         }
         board
     }
