@@ -322,7 +322,8 @@ def main():
             "command": own[n][0], "args": own[n][1:], "env": {k: env()[k] for k in ("PATH", "HOME", "MEMORY_FILE_PATH")}}
         (TMP / "mcp.json").write_text(json.dumps({"mcpServers": {n: entry(n) for n in names}}))
         gate = launch([str(HERE / "via-gateway"), "--mcp-servers", str(TMP / "mcp.json")], ready, TMP / "gateway.err",
-                      LOG=os.environ.get("LOG") or str(TMP / "gateway.log"))["public"].rstrip("/")
+                      LOG=os.environ.get("LOG") or str(TMP / "gateway.log"),
+                      **{k: os.environ[k] for k in ("INSTANCES", "KILL_EVERY") if k in os.environ})["public"].rstrip("/")
 
     home = lambda c, s: (TMP / "home" / f"{c}.{s}.{time.monotonic_ns()}")
 

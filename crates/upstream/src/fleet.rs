@@ -7,6 +7,7 @@
 pub(crate) mod board;
 pub(crate) mod owned;
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -187,6 +188,9 @@ impl From<Said> for Description {
     }
 }
 
+/// How long events wait for a client to listen, and how many.
+const KEPT_TIME: Duration = Duration::from_secs(10);
+const MAX_KEPT: usize = 64;
 /// Events that wait for an instance that hears through this one.
 const MAX_WAITING: usize = 256;
 
@@ -201,6 +205,8 @@ struct Ear {
 #[derive(Default)]
 pub(crate) struct Ears {
     ears: Mutex<Vec<Ear>>,
+    /// What nobody has heard yet.
+    kept: Mutex<VecDeque<(Instant, Event)>>,
     next: AtomicU64,
 }
 
@@ -221,11 +227,36 @@ impl Ears {
     pub(crate) fn enter(self: &Arc<Self>, listening: bool) -> (EarGuard, Events) {
         let (to, events) = mpsc::channel(MAX_WAITING);
         let number = self.next.fetch_add(1, Ordering::Relaxed);
+        if listening {
+            for event in self.take_kept() {
+                // There is room for all of them.
+                drop(to.try_send(event));
+            }
+        }
         self.ears.lock().push(Ear { number, listening, to });
         (
             EarGuard { ears: self.clone(), number },
             Box::pin(tokio_stream::wrappers::ReceiverStream::new(events)),
         )
+    }
+
+    /// Keeps an event for a while, for whoever listens next. Gives back what there is no room for.
+    pub(crate) fn keep(&self, event: Event) -> Option<Event> {
+        let mut kept = self.kept.lock();
+        let now = Instant::now();
+        kept.retain(|(since, _)| now.duration_since(*since) < KEPT_TIME);
+        if kept.len() >= MAX_KEPT {
+            return Some(event);
+        }
+        kept.push_back((now, event));
+        None
+    }
+
+    /// What was kept, for somebody who listens now.
+    pub(crate) fn take_kept(&self) -> Vec<Event> {
+        let now = Instant::now();
+        let kept = std::mem::take(&mut *self.kept.lock());
+        kept.into_iter().filter(|(since, _)| now.duration_since(*since) < KEPT_TIME).map(|(_, e)| e).collect()
     }
 
     /// Ends all of them: they have to hear elsewhere.

@@ -606,15 +606,15 @@ impl LegacyConversation for Pipe {
     }
 }
 
-/// Asks over the pipe what the backend is; the message of the answer.
+/// Asks what the backend is; the message of the answer.
 pub(crate) async fn ask(
-    pipe: &Arc<Pipe>,
+    pipe: Arc<dyn LegacyConversation>,
+    options: &Options,
     client: &Arc<Client>,
     request: Message,
-    limit: Duration,
 ) -> Result<Message, Fault> {
     let call = Call { request, client: client.clone(), params_headers: smallvec::SmallVec::new() };
-    let mut events = pipe.clone().call(call);
+    let mut events = pipe.call(call);
     let answer = async {
         while let Some(event) = futures_util::StreamExt::next(&mut events).await {
             match event {
@@ -623,7 +623,8 @@ pub(crate) async fn ask(
                 _ => {}
             }
         }
-        Err(pipe.options.outcome_unknown("no answer"))
+        Err(options.outcome_unknown("no answer"))
     };
-    tokio::time::timeout(limit, answer).await.unwrap_or_else(|_| Err(pipe.options.late(Deadline::Start)))
+    let answered = tokio::time::timeout(options.start_timeout, answer).await;
+    answered.unwrap_or_else(|_| Err(options.late(Deadline::Start)))
 }

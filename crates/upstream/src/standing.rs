@@ -98,8 +98,25 @@ impl Standing {
         if (is_listening || !uris.is_empty())
             && let Some(subscription) = self.subscription()
         {
-            subscription.change(|filter| filter.uris = uris);
+            let mut new = Filter::default();
+            let change = subscription.change(|filter| {
+                new.uris = uris.difference(&filter.uris).cloned().collect();
+                filter.uris = uris;
+            });
+            self.tell_once_heard(subscription, change, new);
         }
+    }
+
+    /// Tells the client that what is listened to from now on may have changed: it was told that it is listened to before
+    /// this instance knew of it.
+    fn tell_once_heard(&self, subscription: Arc<Subscription>, change: u64, new: Filter) {
+        let Some(sink) = self.sink.clone().filter(|_| !new.is_empty()) else { return };
+        self.tasks.spawn("tell once heard", async move {
+            subscription.heard(change).await;
+            if let Some(sink) = sink.upgrade() {
+                new.everything().into_iter().for_each(|message| sink.deliver(Event::Notify(message)));
+            }
+        });
     }
 
     /// This client's part in listening, from now on.
@@ -123,7 +140,10 @@ impl Standing {
                 && !lists.is_empty()
                 && let Some(subscription) = self.subscription()
             {
-                subscription.change(|filter| filter.add(&lists));
+                let change = subscription.change(|filter| filter.add(&lists));
+                if self.shared.is_some() {
+                    self.tell_once_heard(subscription, change, lists);
+                }
             }
             if *listening && self.shared.is_some() {
                 self.listen_to_resources();

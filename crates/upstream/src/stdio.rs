@@ -55,6 +55,8 @@ pub struct ProcessCap {
     launchers: Arc<Mutex<Vec<Weak<Launcher>>>>,
 }
 
+/// A process that was started to be asked serves nobody for this long before it is ended.
+const SPARE_TIME: Duration = Duration::from_secs(60);
 /// How often a call that waits for a process looks for one that has become idle.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// How long it waits for the end of one that it has found, before it looks for another.
@@ -134,6 +136,20 @@ impl Launcher {
         pipes.retain(|pipe| pipe.strong_count() > 0);
         pipes.push_back(Arc::downgrade(&pipe));
         pipe
+    }
+
+    /// A process that was started to be asked, and is not needed here: another instance has the one that serves.
+    fn end_spare_later(self: &Arc<Self>) {
+        let launcher = self.clone();
+        let drain = self.tasks.drain_token().clone();
+        self.tasks.spawn("end spare process", async move {
+            if tokio::time::timeout(SPARE_TIME, drain.cancelled()).await.is_err() {
+                let spare = launcher.spare.lock().take();
+                if let Some((_, channel)) = spare {
+                    channel.receiver.close(&*launcher).await;
+                }
+            }
+        });
     }
 
     fn all_pipes(&self) -> Vec<Arc<Pipe>> {
@@ -294,7 +310,7 @@ pub struct StdioBackend {
     /// What sessions have set, where it is stateless.
     board: Arc<Board>,
     /// The process that serves everybody, of a stateless program.
-    everybody: Mutex<Option<Arc<Pipe>>>,
+    everybody: Mutex<Option<Arc<dyn LegacyConversation>>>,
     /// Those who listen to it, where it is stateless.
     hubs: Arc<Hubs>,
 }
@@ -381,7 +397,10 @@ impl StdioBackend {
         match answer {
             // Some programs end at any request before the handshake; that says nothing against them.
             Probed::Closed => drop(channel),
-            _ => *self.launcher.spare.lock() = Some((dialect, channel)),
+            _ => {
+                *self.launcher.spare.lock() = Some((dialect, channel));
+                self.launcher.end_spare_later();
+            }
         }
         *self.dialect.lock() = Some(dialect);
         Ok(dialect)
@@ -415,9 +434,22 @@ impl StdioBackend {
         }
     }
 
-    fn everybody(&self) -> Arc<Pipe> {
+    /// One process for all clients of all instances, since what it tells and the states that it gives are its own; with
+    /// `session_scope: shared` each instance has one.
+    fn everybody(&self) -> Arc<dyn LegacyConversation> {
         let mut slot = self.everybody.lock();
-        slot.get_or_insert_with(|| self.launcher.new_pipe(Dialect::Modern, Arc::new(prober()), None)).clone()
+        let made = || {
+            let launcher = self.launcher.clone();
+            let opens: Opens =
+                Arc::new(move || launcher.new_pipe(Dialect::Modern, Arc::new(prober()), None) as Arc<_>);
+            let options = &self.launcher.options;
+            let home = Home::shared(options, &prober());
+            match home.filter(|_| options.session_scope != SessionScope::Shared) {
+                Some(home) => Owned::new(&self.keeper, home, opens),
+                None => opens(),
+            }
+        };
+        slot.get_or_insert_with(made).clone()
     }
 
     async fn ask_description(&self, client: &Arc<Client>) -> Result<Arc<Description>, Fault> {
@@ -434,7 +466,7 @@ impl StdioBackend {
         match dialect {
             Dialect::Modern => {
                 let request = modern::discover(&Id::from_number(1), client);
-                let answer = pipe::ask(&self.everybody(), client, request, options.start_timeout).await?;
+                let answer = pipe::ask(self.everybody(), options, client, request).await?;
                 let found = modern::description(&answer, client).map(Arc::new);
                 found.ok_or_else(|| options.bad_answer("it does not answer server/discover"))
             }

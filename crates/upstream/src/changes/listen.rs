@@ -89,6 +89,12 @@ impl Subscription {
         self.hub.bump()
     }
 
+    /// Resolves once the backend has said what of a change it tells of, or takes too long for that.
+    pub(crate) async fn heard(&self, change: u64) {
+        let mut honoured = self.hub.honoured.clone();
+        let _ = tokio::time::timeout(ACKNOWLEDGE_TIME, honoured.wait_for(|(done, _)| *done >= change)).await;
+    }
+
     /// Adds a resource; resolves once the backend has said whether it tells of it.
     pub(crate) async fn subscribe(&self, uri: &str) -> Result<bool, Fault> {
         if self.filter.lock().uris.len() >= MAX_URIS {

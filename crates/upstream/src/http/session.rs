@@ -657,6 +657,11 @@ impl Conversation for HttpSession {
     fn listen(self: Arc<Self>) {
         self.listening.store(true, Ordering::Release);
         self.interest.notify_waiters();
+        for event in self.ears.take_kept() {
+            if let Some(sink) = self.sink() {
+                sink.deliver(event);
+            }
+        }
         let session = self.clone();
         self.shared.tasks.spawn_within("open backend stream", async move {
             if let Err(fault) = session.open().await {

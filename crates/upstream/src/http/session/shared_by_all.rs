@@ -71,7 +71,9 @@ impl Service for Desk {
         };
         let (ear, events) = session.ears.enter(asked.listening);
         session.interest.notify_waiters();
-        relay::tell(channel, events).await;
+        // The first word says that nothing is missed from now on.
+        let begun = futures_util::stream::once(std::future::ready(Event::Begun));
+        relay::tell(channel, Box::pin(begun.chain(events))).await;
         drop(ear);
         session.interest.notify_waiters();
     }
@@ -260,22 +262,28 @@ impl HttpSession {
                     self.tell_everything(opened);
                 }
             }
-            Ok(Ownership::Theirs(owner)) => self.hear_from(home, owner, opened),
+            Ok(Ownership::Theirs(owner)) => self.hear_from(home, owner, opened).await,
             // Without shared state nobody knows who has it; the backend refuses a second one, if it minds.
             Err(_) => self.start_stream(opened, None).await,
         }
     }
 
-    fn hear_from(self: &Arc<Self>, home: &Home, owner: InstanceId, opened: &Arc<Opened>) {
+    async fn hear_from(self: &Arc<Self>, home: &Home, owner: InstanceId, opened: &Arc<Opened>) {
         let (session, opened, peers) = (self.clone(), opened.clone(), home.peers().clone());
         let listening = self.listening.load(Ordering::Acquire);
         let frame = frame(&HearFrame { key: home.key().to_string(), listening }, b"");
         let service = service(&self.shared);
+        let channel = peers.open(&owner, &service, frame).await;
+        let mut events = channel.map(|channel| relay::receive(channel, |_| Event::Fail(Fault::Draining)));
+        let mut first = None;
+        if let Ok(events) = &mut events {
+            // What the backend asks because of a call must find this instance there.
+            first = tokio::time::timeout(super::STREAM_HEAD_TIME, events.next()).await.ok().flatten();
+        }
         self.shared.tasks.spawn("hear session", async move {
             let mut was_lost = true;
-            match peers.open(&owner, &service, frame).await {
-                Ok(channel) => {
-                    let events = relay::receive(channel, |_| Event::Fail(Fault::Draining));
+            match events.map(|events| (events, first)) {
+                Ok((events, Some(Event::Begun))) => {
                     let gone = opened.gone.clone();
                     let drain = session.shared.tasks.drain_token().clone();
                     tokio::select! {
@@ -286,7 +294,8 @@ impl HttpSession {
                         () = session.take_events(events) => {}
                     }
                 }
-                Err(NotSent::Gone(_) | NotSent::Unavailable(_)) => {}
+                // It is about to have it, or to be known to be gone.
+                Ok(_) | Err(NotSent::Gone(_) | NotSent::Unavailable(_)) => {}
             }
             opened.streaming.store(false, Ordering::Release);
             if session.listening.load(Ordering::Acquire) {
@@ -332,10 +341,17 @@ impl HttpSession {
             event => event,
         };
         let home = self.home();
-        let here = matches!(event, Event::Asks(_)) && self.listening.load(Ordering::Acquire);
+        let is_listening = self.listening.load(Ordering::Acquire);
+        let here = matches!(event, Event::Asks(_)) && is_listening;
         let event = match &home {
             Some(home) if !here => self.ears.tell(event, home.is_own()),
             _ => Some(event),
+        };
+        let is_wanted_here = is_listening || self.running.load(Ordering::Acquire) > 0;
+        let event = match (event, &home) {
+            // The client's stream may be on its way to another instance.
+            (Some(event), Some(home)) if home.is_own() && !is_wanted_here => self.ears.keep(event),
+            (event, _) => event,
         };
         match (self.sink(), event) {
             (Some(sink), Some(event)) => sink.deliver(event),
