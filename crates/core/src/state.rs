@@ -7,8 +7,8 @@
 //! | port | what for |
 //! |---|---|
 //! | [`SessionState`] | what changes after `initialize`: sessions at backends, what was set there |
-//! | [`EventLog`](crate::event_log::EventLog) | events that a client may come back for at another instance |
-//! | [`Revocations`](crate::revocation::Revocations) | what was ended and must not come back |
+//! | [`EventLog`] | events that a client may come back for at another instance |
+//! | [`Revocations`] | what was ended and must not come back |
 //! | [`Bus`] | messages to one instance, or to all that care |
 //! | [`Leases`] | who owns what only one instance can have |
 //! | [`Claims`] | what may happen only once |

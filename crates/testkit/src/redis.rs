@@ -215,6 +215,22 @@ impl RedisServer {
         whole.arg(&command[1..]).query_async(&mut connection).await
     }
 
+    /// Waits until its one replica has all that it has.
+    ///
+    /// # Panics
+    ///
+    /// If that takes too long.
+    pub async fn replicated(&self) {
+        eventually(PATIENCE, async || {
+            let info: String = self.run(&["INFO", "replication"]).await;
+            let line = |begin: &str| info.lines().find_map(|line| line.strip_prefix(begin));
+            let replica = line("slave0:")
+                .and_then(|line| line.split(',').find_map(|part| part.strip_prefix("offset=")));
+            replica.is_some() && replica == line("master_repl_offset:")
+        })
+        .await;
+    }
+
     /// The names of all connections but the one that asks, in order.
     pub async fn connections(&self) -> Vec<String> {
         let list: String = self.run(&["CLIENT", "LIST"]).await;

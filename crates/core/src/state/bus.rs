@@ -40,8 +40,9 @@ pub type Subscription = Pin<Box<dyn Stream<Item = Heard> + Send>>;
 /// Carries messages between the instances of one gateway.
 ///
 /// An instance that [announces](Bus::announce) itself has an inbox. Messages from one sender to one inbox keep their
-/// order, and none is lost while both live and the bus can be reached. Topics are heard by who is subscribed at that
-/// moment.
+/// order, and none is lost while both live and the bus can be reached: one for which there is no room is refused. What
+/// was sent to an instance before it was taken for dead does not come any more when it announces itself again. Topics are
+/// heard by who is subscribed at that moment.
 #[async_trait]
 pub trait Bus: Send + Sync {
     /// Says that this instance lives, for `ttl`. Returns whether it was known to live until now: if not, others may

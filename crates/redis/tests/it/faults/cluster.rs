@@ -133,8 +133,7 @@ async fn a_dead_master_is_replaced_by_its_replica() {
     }
     let mut listening = state.bus.subscribe("topic").await.unwrap();
     let (index, _) = owner(&cluster, "drawbridge:1:{topics}:topic").await;
-    let replicas: u64 = cluster.nodes[index].run(&["WAIT", "1", "5000"]).await;
-    assert_eq!(replicas, 1);
+    cluster.nodes[index].replicated().await;
     cluster.nodes[index].signal(rustix::process::Signal::KILL);
     for key in &keys {
         let value = at_last("the session", async || state.sessions.get(*key, "a").await.ok()).await;

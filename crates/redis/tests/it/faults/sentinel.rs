@@ -23,8 +23,7 @@ async fn goes_on_with_the_new_master(sentinel: &Sentinel, change: impl AsyncFnOn
     state.revocations.revoke(key, TTL).await.unwrap();
     let mut listening = state.bus.subscribe("topic").await.unwrap();
     // The replica has it all.
-    let replicas: u64 = sentinel.master.run(&["WAIT", "1", "5000"]).await;
-    assert_eq!(replicas, 1);
+    sentinel.master.replicated().await;
     change().await;
     at_last("the new master to take what is written", async || {
         state.sessions.put_if_absent(session(), "b", Bytes::from("2"), TTL).await.ok()

@@ -6,7 +6,7 @@ use drawbridge_redis::RedisOptions;
 use drawbridge_testkit::redis::RedisServer;
 use drawbridge_testkit::soon;
 use futures_util::StreamExt as _;
-use futures_util::future::try_join_all;
+use futures_util::future::{join_all, try_join_all};
 
 use crate::fleet::{Instance, at_last};
 
@@ -41,11 +41,7 @@ async fn a_thousand_subscriptions_and_all_ports_need_three_connections() {
     let bus = &instance.shared.bus;
     let topics: Vec<String> = (0..1000).map(|n| format!("topic {n}")).collect();
     let mut listening = try_join_all(topics.iter().map(|topic| bus.subscribe(topic))).await.unwrap();
-    try_join_all(
-        (0..100).map(|_| super::ask_all(&instance.shared)).map(|all| async { Ok::<_, ()>(all.await) }),
-    )
-    .await
-    .unwrap();
+    join_all((0..100).map(|_| super::ask_all(&instance.shared))).await;
     assert_eq!(server.connections().await, expected);
     assert_eq!(channels(&server).await, 1000);
     for (topic, listener) in topics.iter().zip(&mut listening) {
