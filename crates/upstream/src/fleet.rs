@@ -240,6 +240,11 @@ impl Ears {
         )
     }
 
+    /// The ways to all of them, the latest first.
+    pub(crate) fn all(&self) -> Vec<mpsc::Sender<Event>> {
+        self.ears.lock().iter().rev().map(|ear| ear.to.clone()).collect()
+    }
+
     /// Keeps an event for a while, for whoever listens next. Gives back what there is no room for.
     pub(crate) fn keep(&self, event: Event) -> Option<Event> {
         let mut kept = self.kept.lock();

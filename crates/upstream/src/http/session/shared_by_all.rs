@@ -6,17 +6,18 @@ use std::sync::{Arc, Weak};
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use drawbridge_core::call::{Event, Events};
+use drawbridge_core::call::{Ask, Event, Events, Resume, Round};
 use drawbridge_core::event_log::SessionKey;
 use drawbridge_core::fleet::relay::{self, frame, unframe};
 use drawbridge_core::fleet::{Channel, Held, Ownership, Service};
 use drawbridge_core::state::{InstanceId, NotSent};
 use drawbridge_core::{Fault, Tasks};
-use drawbridge_wire::ProtocolVersion;
+use drawbridge_wire::{Message, ProtocolVersion};
 use futures_util::StreamExt as _;
 use http::HeaderValue;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
+use tokio::sync::oneshot;
 
 use super::{HttpSession, Opened};
 use crate::answer;
@@ -318,47 +319,106 @@ impl HttpSession {
         }
     }
 
-    async fn take_events(self: &Arc<Self>, mut events: Events) {
+    async fn take_events(&self, mut events: Events) {
         while let Some(event) = events.next().await {
             if event.is_terminal() {
                 return;
             }
-            self.told(event);
+            self.told_elsewhere(event);
         }
     }
 
-    /// Takes what came unasked, here or at another instance.
+    /// Takes what came unasked on the stream that is here.
     pub(super) fn told(self: &Arc<Self>, event: Event) {
-        let event = match event {
-            Event::Withdraw(key) if self.calls.withdraw(key) => return,
-            Event::Asks(round) => {
-                let Some(key) = round.asks.first().map(|ask| ask.key) else { return };
-                match self.calls.ask(round, key) {
-                    Some(round) => Event::Asks(round),
-                    None => return,
-                }
-            }
-            event => event,
-        };
-        let home = self.home();
+        let Some(event) = self.to_calls(event) else { return };
         let is_listening = self.listening.load(Ordering::Acquire);
-        let here = matches!(event, Event::Asks(_)) && is_listening;
-        let event = match &home {
-            Some(home) if !here => self.ears.tell(event, home.is_own()),
-            _ => Some(event),
+        let Some(home) = self.home() else { return self.to_sink(event) };
+        let event = match event {
+            Event::Asks(round) if !is_listening && !self.ears.is_empty() => return self.offer(round),
+            Event::Asks(round) if is_listening => Some(Event::Asks(round)),
+            event => self.ears.tell(event, home.is_own()),
         };
         let is_wanted_here = is_listening || self.running.load(Ordering::Acquire) > 0;
-        let event = match (event, &home) {
+        let event = match event {
             // The client's stream may be on its way to another instance.
-            (Some(event), Some(home)) if home.is_own() && !is_wanted_here => self.ears.keep(event),
-            (event, _) => event,
+            Some(event) if home.is_own() && !is_wanted_here => self.ears.keep(event),
+            event => event,
         };
-        match (self.sink(), event) {
-            (Some(sink), Some(event)) => sink.deliver(event),
-            (None, Some(Event::Asks(round))) => legacy::refuse_round(*round),
-            _ => {}
+        if let Some(event) = event {
+            self.to_sink(event);
         }
     }
+
+    /// Takes what came unasked at the instance that has the stream. An ask that nobody here is for is given back by
+    /// dropping it.
+    fn told_elsewhere(&self, event: Event) {
+        match self.to_calls(event) {
+            Some(Event::Asks(round)) if self.listening.load(Ordering::Acquire) => {
+                self.to_sink(Event::Asks(round));
+            }
+            Some(Event::Asks(_)) | None => {}
+            Some(event) => self.to_sink(event),
+        }
+    }
+
+    /// Gives an event to the call of this instance that it belongs to; gives it back if there is none.
+    fn to_calls(&self, event: Event) -> Option<Event> {
+        match event {
+            Event::Withdraw(key) if self.calls.withdraw(key) => None,
+            Event::Asks(round) => {
+                let key = round.asks.first().map(|ask| ask.key)?;
+                self.calls.ask(round, key).map(Event::Asks)
+            }
+            event => Some(event),
+        }
+    }
+
+    fn to_sink(&self, event: Event) {
+        match (self.sink(), event) {
+            (Some(sink), event) => sink.deliver(event),
+            (None, Event::Asks(round)) => legacy::refuse_round(*round),
+            (None, _) => {}
+        }
+    }
+
+    /// Offers an ask to the instances that hear through this one, until one of them has the call that it is from, or the
+    /// client's stream.
+    fn offer(self: &Arc<Self>, mut round: Box<Round>) {
+        let session = self.clone();
+        self.shared.tasks.spawn("offer ask", async move {
+            for ear in session.ears.all() {
+                let (copy, answers) = copy_of(&round);
+                if ear.try_send(Event::Asks(Box::new(copy))).is_err() {
+                    continue;
+                }
+                let mut is_taken = false;
+                for (ask, answer) in round.asks.iter_mut().zip(answers) {
+                    if let Ok(answer) = answer.await {
+                        is_taken = true;
+                        if let Some(reply) = ask.reply.take() {
+                            // The backend may have gone.
+                            let _ = reply.send(answer);
+                        }
+                    }
+                }
+                if is_taken {
+                    return;
+                }
+            }
+            session.to_sink(Event::Asks(round));
+        });
+    }
+}
+
+/// The same asks, with channels of their own.
+fn copy_of(round: &Round) -> (Round, Vec<oneshot::Receiver<Message>>) {
+    let (mut asks, mut answers) = (smallvec::SmallVec::new(), Vec::new());
+    for ask in &round.asks {
+        let (reply, answer) = oneshot::channel();
+        asks.push(Ask { key: ask.key, request: ask.request.clone(), reply: Some(reply) });
+        answers.push(answer);
+    }
+    (Round { asks, resume: Resume::Live, source: None }, answers)
 }
 
 /// Resolves when the lease is another instance's.
