@@ -28,6 +28,16 @@ apt_install() { # apt_install PACKAGE...
   apt-get -qq -o DPkg::Lock::Timeout=120 update >/dev/null &&
     DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=120 install -y "$@" >/dev/null
 }
+redis_server() { # the program alone: its package would start a service on port 6379 and leave it running
+  local policy=/usr/sbin/policy-rc.d made='' code=0
+  command -v redis-server >/dev/null && return
+  if [ "$(id -u)" = 0 ] && [ ! -e "$policy" ]; then
+    printf '#!/bin/sh\nexit 101\n' >"$policy" && chmod +x "$policy" && made=1
+  fi
+  apt_install redis-server || code=$?
+  [ -z "$made" ] || rm -f "$policy"
+  return "$code"
+}
 tools() { # what the build and the tests call by name; tests/interop/install.sh sees to node, npm and Python packages
   command -v cargo >/dev/null || { echo "the Rust toolchain is missing (cargo)" >&2; return 1; }
   command -v python3 >/dev/null || apt_install python3 || return 1
@@ -36,6 +46,7 @@ tools() { # what the build and the tests call by name; tests/interop/install.sh 
   if [ -n "$rust" ]; then
     cargo fmt --version >/dev/null 2>&1 || rustup component add rustfmt || return 1
     cargo clippy --version >/dev/null 2>&1 || rustup component add clippy || return 1
+    redis_server || return 1
   fi
 }
 

@@ -3,16 +3,16 @@
 mod changes;
 mod hostile;
 mod mirror;
-mod parked;
+pub(crate) mod parked;
 mod scopes;
-mod tasks;
+pub(crate) mod tasks;
 
 use drawbridge_testkit::client::{Modern, Session};
 use drawbridge_testkit::gateway::{DemoBackend, Gateway, binary};
 use serde_json::{Value, json};
 
 /// Everything that a client can be asked.
-fn all() -> Value {
+pub(crate) fn all() -> Value {
     json!({ "elicitation": { "form": {}, "url": {} }, "sampling": {}, "roots": {} })
 }
 
@@ -41,7 +41,7 @@ async fn demos(era: &str) -> (DemoBackend, Vec<(&'static str, Gateway)>) {
 }
 
 /// What a client answers to an ask, by its method.
-fn answer_to(method: &str) -> Value {
+pub(crate) fn answer_to(method: &str) -> Value {
     match method {
         "elicitation/create" => json!({ "action": "accept", "content": { "name": "Ada" } }),
         "sampling/createMessage" => {
@@ -53,11 +53,11 @@ fn answer_to(method: &str) -> Value {
 }
 
 /// The demo's tools that ask, with what they come to after [`answer_to`].
-const ASKING: [(&str, &str); 3] =
+pub(crate) const ASKING: [(&str, &str); 3] =
     [("elicit", "Hello, Ada!"), ("sample", "m says: hi"), ("roots", "file:///work")];
 
 /// The params of a retry: the same call, with answers and the state that it was given.
-fn retry(params: &Value, answers: Value, asked: &Value) -> Value {
+pub(crate) fn retry(params: &Value, answers: Value, asked: &Value) -> Value {
     let mut params = params.clone();
     params["inputResponses"] = answers;
     params["requestState"] = asked["requestState"].clone();

@@ -14,6 +14,8 @@ mod command_line;
 #[cfg(test)]
 mod docs;
 #[cfg(test)]
+mod fleet;
+#[cfg(test)]
 mod legacy;
 #[cfg(test)]
 mod lifecycle;

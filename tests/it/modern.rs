@@ -2,7 +2,7 @@
 
 mod aggregated;
 mod envelope;
-mod kept;
+pub(crate) mod kept;
 mod listening;
 mod lists;
 mod mirrored;

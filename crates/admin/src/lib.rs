@@ -43,7 +43,7 @@ pub fn probes(tasks: Tasks, reasons: Reasons) -> Router {
 
 async fn ready(State(probes): State<Probes>) -> (StatusCode, Json<Health>) {
     let mut reasons = (probes.reasons)();
-    if probes.tasks.is_draining() {
+    if probes.tasks.is_leaving() {
         reasons.push("draining".to_owned());
     }
     if reasons.is_empty() {

@@ -63,7 +63,7 @@ pub struct ServeArgs {
     /// The URL under which clients reach the gateway.
     #[arg(long, value_name = "URL", env = "DRAWBRIDGE_PUBLIC_URL")]
     pub public_url: Option<String>,
-    /// Redis for shared state; refused in this release.
+    /// Redis for shared state: redis://, redis+sentinel:// or redis+cluster://, with rediss over TLS.
     #[arg(long, value_name = "URL", env = "DRAWBRIDGE_REDIS", hide_env_values = true, value_parser = secret)]
     pub redis: Option<Secret>,
     /// Database for durable records; refused in this release.

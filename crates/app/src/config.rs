@@ -31,8 +31,8 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 pub use self::model::{
-    Admin, Auth, Backend, BackendKind, Config, Drain, Endpoint, HttpBackend, Limits, Log, Outbound, Proxy,
-    Public, StdioBackend, Streams,
+    Admin, Auth, Backend, BackendKind, Config, Drain, Endpoint, HttpBackend, Limits, Log, Outbound, Password,
+    Proxy, Public, Redis, StdioBackend, Streams,
 };
 pub use self::problem::{Notice, Problem, Problems};
 pub use self::raw::{AuthMode, Era, LogFormat, SessionScope, Transport};
@@ -237,8 +237,8 @@ impl Overrides {
             flags.insert("public.url", "--public-url (DRAWBRIDGE_PUBLIC_URL)");
         }
         if let Some(url) = &self.redis {
-            file.redis = Some(raw::Redis { _url: literal(url) });
-            flags.insert("redis", "--redis (DRAWBRIDGE_REDIS)");
+            file.redis.get_or_insert_default().url = Some(literal(url));
+            flags.insert("redis.url", "--redis (DRAWBRIDGE_REDIS)");
         }
         if let Some(url) = &self.database {
             file.database = Some(raw::Database { _url: literal(url) });

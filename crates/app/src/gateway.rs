@@ -6,17 +6,18 @@ use std::time::Duration;
 
 use axum::Router;
 use drawbridge_admin::metrics::Exporter;
+use drawbridge_core::metrics::Metrics;
 use drawbridge_core::seal::SealKey;
-use drawbridge_core::state::MemoryState;
 use drawbridge_core::{Tasks, worker};
 use drawbridge_upstream::process::GuardCommand;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
-use crate::config::{Config, FileRead, Inputs};
+use crate::config::{self, Config, FileRead, Inputs};
 use crate::listener::{Workers, bind};
 use crate::reload::{self, Status};
 use crate::seal_key;
+use crate::shared_state::Store;
 use crate::wiring::{Wired, Work, wire};
 
 /// How often calls are looked for whose clients took too long to answer.
@@ -39,7 +40,7 @@ pub struct Gateway {
     /// The listeners of probes, which answer until all else has ended.
     operators: Tasks,
     wired: Arc<Wired>,
-    memory: MemoryState,
+    store: Store,
     workers: Option<(Arc<Workers>, JoinHandle<()>)>,
 }
 
@@ -60,7 +61,7 @@ impl Gateway {
             Some(keys) => keys,
             None if config.seal_keys.is_empty() => vec![seal_key::of_directory(&config.data_dir)?],
             None => {
-                let own = |key: &crate::config::SealKey| SealKey { id: key.id.clone(), secret: *key.key() };
+                let own = |key: &config::SealKey| SealKey { id: key.id.clone(), secret: *key.key() };
                 config.seal_keys.iter().map(own).collect()
             }
         };
@@ -71,9 +72,9 @@ impl Gateway {
         let public = bind(config.public.listen, "public.listen")?;
         let admin = bind(config.admin.listen, "admin.listen")?;
         let probes = config.admin.probes.map(|address| bind(address, "admin.probes")).transpose()?;
-        let memory = MemoryState::new(config.limits.event_log_bytes, config.limits.event_log_ttl);
-        let state = memory.instance(false);
-        let wired = Arc::new(wire(&config, state, &keys, guard, cores + 1, &work)?);
+        let metrics = Arc::<Metrics>::default();
+        let (store, state) = Store::open(&config, &metrics, &work.fleet)?;
+        let wired = Arc::new(wire(&config, state, metrics, &keys, guard, cores + 1, &work)?);
         let workers = Arc::new(Workers::start(cores, &wired.front, &work)?);
         let gateway_public = public.local_addr()?;
         let accepting = {
@@ -89,7 +90,7 @@ impl Gateway {
             work,
             operators: Tasks::default(),
             wired,
-            memory,
+            store,
             workers: Some((workers, accepting)),
         };
         gateway.wired.metrics.configuration.is_applied();
@@ -110,7 +111,7 @@ impl Gateway {
         let listener = TcpListener::from_std(listener)?;
         let wired = self.wired.clone();
         let exporter = Exporter::new(self.wired.metrics.clone(), Arc::new(move || wired.gauges()));
-        let routes = drawbridge_admin::probes(self.work.clients.clone(), Arc::new(Vec::new));
+        let routes = drawbridge_admin::probes(self.work.clients.clone(), self.reasons());
         let routes = routes.merge(exporter.routes()).merge(more);
         // Probes are answered while the gateway drains, so that its not being ready can be seen.
         self.operators.spawn("probes", async move {
@@ -122,8 +123,20 @@ impl Gateway {
         Ok(())
     }
 
+    /// What keeps this instance from being sent requests: it has not met the others yet. Once it has, it goes on
+    /// without them.
+    fn reasons(&self) -> drawbridge_admin::Reasons {
+        let (store, peers) = (self.store.clone(), self.wired.peers.clone());
+        Arc::new(move || {
+            if peers.has_announced() {
+                return Vec::new();
+            }
+            vec![store.trouble().unwrap_or_else(|| "not known to the other instances yet".to_owned())]
+        })
+    }
+
     fn sweep_now_and_then(&self) {
-        let (wired, memory, tasks) = (self.wired.clone(), self.memory.clone(), self.work.clients.clone());
+        let (wired, store, tasks) = (self.wired.clone(), self.store.clone(), self.work.clients.clone());
         self.work.clients.spawn("sweep", async move {
             for tick in 1u64.. {
                 tokio::select! {
@@ -136,7 +149,7 @@ impl Gateway {
                 }
                 wired.front.sweep();
                 wired.events.sweep();
-                memory.sweep();
+                store.sweep();
             }
         });
     }
@@ -155,23 +168,43 @@ impl Gateway {
     /// Stops taking requests, lets running calls finish within the configured deadline, and ends all that the
     /// gateway started. `hurry` cuts the waiting short. Returns whether every call has finished.
     pub async fn stop(mut self, hurry: impl Future<Output = ()>) -> bool {
-        let deadline = self.wired.drain_deadline();
-        tracing::info!(drain.deadline_secs = deadline.as_secs(), "draining");
+        let config::Drain { delay, deadline } = self.wired.drain();
+        tracing::info!(
+            drain.delay_secs = delay.as_secs(),
+            drain.deadline_secs = deadline.as_secs(),
+            "draining"
+        );
+        let mut hurry = std::pin::pin!(hurry);
+        self.work.clients.begin_leaving();
+        // Balancers look at the readiness now and then, and send requests here until they have.
+        let mut hurried = tokio::select! {
+            () = tokio::time::sleep(delay) => false,
+            () = hurry.as_mut() => true,
+        };
         self.work.clients.begin_drain();
         self.work.backends.begin_drain();
-        let finished = tokio::select! {
-            finished = self.work.clients.finish(deadline) => finished,
-            () = hurry => {
-                self.work.clients.stop_token().cancel();
-                false
+        let mut finished = false;
+        if !hurried {
+            let all = async {
+                let finished = self.work.clients.finish(deadline).await;
+                // Calls of other instances' clients that run here.
+                self.wired.peers.finish(deadline).await && finished
+            };
+            tokio::select! {
+                ended = all => finished = ended,
+                () = hurry.as_mut() => hurried = true,
             }
-        };
+        }
+        if hurried {
+            self.work.clients.stop_token().cancel();
+        }
         self.wired.front.close().await;
         let backends = self.wired.backends();
         let closing = backends.iter().map(|backend| backend.close());
         let _ = tokio::time::timeout(BACKEND_TIME, futures_util::future::join_all(closing)).await;
         self.work.backends.finish(BACKEND_TIME).await;
         self.wired.peers.leave().await;
+        self.store.close();
         self.work.fleet.finish(Duration::ZERO).await;
         self.operators.finish(Duration::ZERO).await;
         if let Some((workers, accepting)) = self.workers.take() {

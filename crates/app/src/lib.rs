@@ -12,5 +12,6 @@ pub mod live;
 pub mod quickstart;
 pub mod reload;
 pub mod seal_key;
+pub mod shared_state;
 pub mod telemetry;
 pub mod wiring;

@@ -202,10 +202,21 @@ async fn connection(server: auto::Builder<TokioExecutor>, stream: TcpStream, fro
     if !begun {
         return;
     }
+    let tasks_of_service = tasks.clone();
     let service = service_fn(move |request: Request<Incoming>| {
-        let front = front.clone();
+        let (front, leaving) = (front.clone(), tasks_of_service.is_leaving());
         // Boxed, so that a connection with an open stream does not keep room for a request's whole way.
-        Box::pin(async move { front.handle(request.map(Body::new)).await })
+        Box::pin(async move {
+            let version = request.version();
+            let mut answer = front.handle(request.map(Body::new)).await;
+            // The next request on it should go to another instance.
+            if let (true, http::Version::HTTP_11, Ok(response)) = (leaving, version, &mut answer) {
+                response
+                    .headers_mut()
+                    .insert(http::header::CONNECTION, http::HeaderValue::from_static("close"));
+            }
+            answer
+        })
     });
     // Boxed once: a future that is moved about inside another is kept room for more than once.
     let mut serving = Box::pin(server.serve_connection(TokioIo::new(stream), service));

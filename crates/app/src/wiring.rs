@@ -68,13 +68,13 @@ pub struct Work {
 pub fn wire(
     config: &Config,
     state: SharedState,
+    metrics: Arc<Metrics>,
     keys: &[SealKey],
     guard: &GuardCommand,
     workers: usize,
     work: &Work,
 ) -> anyhow::Result<Wired> {
     let keys = Arc::new(KeyRing::new(keys)?);
-    let metrics = Arc::<Metrics>::default();
     let peers = Peers::new(state, work.fleet.clone());
     let means = Means {
         guard: guard.clone(),

@@ -65,13 +65,18 @@ impl MemoryRevocations {
 }
 
 impl MemoryRevocations {
-    /// Enters a revocation and tells those who follow.
+    /// Enters a revocation and tells those who follow, unless it is known: then the later end counts.
     pub fn enter(&self, session: SessionKey, for_how_long: Duration) {
         let until = Instant::now() + for_how_long;
         let mut entries = self.entries.lock();
-        if let Some(old) = entries.until.insert(session, until) {
+        let known = entries.until.get(&session).copied();
+        if let Some(old) = known {
+            if old >= until {
+                return;
+            }
             entries.order.remove(&(old, session));
         }
+        entries.until.insert(session, until);
         entries.order.insert((until, session), ());
         if entries.order.len() > MAX_ENTRIES
             && let Some(((_, key), ())) = entries.order.pop_first()
@@ -79,8 +84,18 @@ impl MemoryRevocations {
             entries.until.remove(&key);
         }
         drop(entries);
-        // Nobody may follow.
-        let _ = self.followers.send(session);
+        if known.is_none() {
+            // Nobody may follow.
+            let _ = self.followers.send(session);
+        }
+    }
+
+    /// All that is revoked, and for how long still.
+    pub fn entries(&self) -> Vec<(SessionKey, Duration)> {
+        let now = Instant::now();
+        let entries = self.entries.lock();
+        let left = entries.until.iter().map(|(key, until)| (*key, until.saturating_duration_since(now)));
+        left.filter(|(_, left)| !left.is_zero()).collect()
     }
 }
 
@@ -114,5 +129,18 @@ mod tests {
         assert!(log.is_revoked(&key(1)));
         assert!(!log.is_revoked(&key(2)));
         assert!(!log.is_revoked(&key(3)));
+    }
+    #[test]
+    fn what_is_revoked_again_is_told_once_and_lasts_longer() {
+        let log = MemoryRevocations::default();
+        let mut follower = log.follow();
+        let key = SessionKey([1; 16]);
+        log.enter(key, Duration::from_secs(60));
+        log.enter(key, Duration::from_secs(30));
+        log.enter(key, Duration::from_secs(90));
+        assert_eq!(follower.try_recv(), Ok(key));
+        assert!(follower.try_recv().is_err());
+        let entries = log.entries();
+        assert!(entries.len() == 1 && entries[0].1 > Duration::from_secs(60), "{entries:?}");
     }
 }

@@ -14,6 +14,8 @@ use crate::request;
 #[derive(Debug, Clone, Default)]
 pub struct Tasks {
     tracker: TaskTracker,
+    /// Cancelled when no new work is wanted, but is still taken.
+    leaving: CancellationToken,
     /// Cancelled when the gateway stops taking work: loops end, running calls go on.
     soft: CancellationToken,
     /// Cancelled when the drain deadline has passed: everything is dropped.
@@ -69,6 +71,16 @@ impl Tasks {
     /// Whether the gateway is draining.
     pub fn is_draining(&self) -> bool {
         self.soft.is_cancelled()
+    }
+
+    /// Says that no new work is wanted any more; what comes is still done.
+    pub fn begin_leaving(&self) {
+        self.leaving.cancel();
+    }
+
+    /// Whether no new work is wanted.
+    pub fn is_leaving(&self) -> bool {
+        self.leaving.is_cancelled() || self.is_draining()
     }
 
     /// Tells every loop to end; running calls go on.

@@ -4,6 +4,7 @@
 //! its stream of unasked messages is one instance's, under a lease; others hear through that one ([`Ears`]).
 //! What is bound to a connection or a process is one instance's as a whole ([`owned`]).
 
+pub(crate) mod board;
 pub(crate) mod owned;
 
 use std::sync::Arc;
@@ -88,19 +89,33 @@ impl Home {
         self.idle + SLACK
     }
 
+    pub(crate) async fn get(&self, field: &str) -> Result<Option<Bytes>, Unavailable> {
+        self.peers.state().sessions.get(self.key, field).await
+    }
+
+    /// Enters a value in the place of `old`. Returns what is there now.
+    pub(crate) async fn put(
+        &self,
+        field: &str,
+        old: Option<&Bytes>,
+        new: Bytes,
+    ) -> Result<Bytes, Unavailable> {
+        let sessions = &self.peers.state().sessions;
+        if let Some(old) = old
+            && sessions.replace(self.key, field, old, new.clone(), self.ttl()).await?
+        {
+            return Ok(new);
+        }
+        sessions.put_if_absent(self.key, field, new, self.ttl()).await
+    }
+
     pub(crate) async fn read(&self) -> Result<Option<Bytes>, Unavailable> {
-        self.peers.state().sessions.get(self.key, &self.field()).await
+        self.get(&self.field()).await
     }
 
     /// Enters what is known of the session, in the place of `old`. Returns what is there now.
     pub(crate) async fn write(&self, old: Option<&Bytes>, new: Bytes) -> Result<Bytes, Unavailable> {
-        let (sessions, field) = (&self.peers.state().sessions, self.field());
-        if let Some(old) = old
-            && sessions.replace(self.key, &field, old, new.clone(), self.ttl()).await?
-        {
-            return Ok(new);
-        }
-        sessions.put_if_absent(self.key, &field, new, self.ttl()).await
+        self.put(&self.field(), old, new).await
     }
 
     /// Takes what is known of the session. Returns whether it was still `known`: then ending it is up to the caller.

@@ -24,6 +24,7 @@ use parking_lot::Mutex;
 use crate::changes::listen::Hubs;
 use crate::described::{Described, LegacyConversation, Refused, Replaceable};
 use crate::fleet::Home;
+use crate::fleet::board::Board;
 use crate::fleet::owned::{Keeper, Opens, Owned};
 use crate::modern;
 use crate::options::{Options, TransportChoice};
@@ -46,6 +47,8 @@ pub struct HttpBackend {
     /// Sessions that clients share.
     scopes: Scopes,
     keeper: Arc<Keeper>,
+    /// What sessions have set, where it is stateless.
+    board: Arc<Board>,
     /// Those who listen to it, where it is stateless.
     hubs: Arc<Hubs>,
 }
@@ -65,10 +68,11 @@ impl HttpBackend {
         let sessions = Mutex::default();
         let shared = Arc::new(Shared { target, headers, outbound, options, tasks, sessions });
         let hubs = Arc::new(Hubs::new(stateless::caller(&shared), shared.tasks.clone()));
-        let scopes = Scopes::new(&shared.options, shared.tasks.clone());
+        let board = Board::new(&shared.options, &shared.tasks);
+        let scopes = Scopes::new(&shared.options, board.clone(), shared.tasks.clone());
         let keeper = Keeper::new(&shared.options, &shared.tasks);
         session::attend(&shared);
-        Arc::new(Self { described, shared, transport, verdict, scopes, keeper, hubs })
+        Arc::new(Self { described, shared, transport, verdict, scopes, keeper, board, hubs })
     }
 
     /// What to speak to the backend for `client`: its own dialect where the backend speaks both, since then nothing
@@ -144,7 +148,12 @@ impl Backend for HttpBackend {
         sink: Option<Weak<dyn Unsolicited>>,
     ) -> Arc<dyn Conversation> {
         let tasks = self.shared.tasks.clone();
-        let standing = Standing::new(self.hubs.clone(), client.clone(), sink.clone(), tasks);
+        let home = match scope {
+            Scope::Session(key) => Home::own(&self.shared.options, key),
+            Scope::Profile => None,
+        };
+        let shared = home.map(|home| (home, self.board.clone()));
+        let standing = Standing::new(self.hubs.clone(), client.clone(), sink.clone(), tasks, shared);
         // The era may have to be asked for, which opening must not wait for.
         Arc::new(Resolving {
             backend: self,
@@ -153,7 +162,7 @@ impl Backend for HttpBackend {
             sink,
             session: Mutex::new(None),
             opening: tokio::sync::Mutex::default(),
-            standing: Arc::new(standing),
+            standing,
         })
     }
 

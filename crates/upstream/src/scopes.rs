@@ -10,6 +10,7 @@ use drawbridge_wire::{Message, method};
 
 use crate::described::{LegacyConversation, Refused, Replaceable, SharedSessions};
 use crate::fleet::Home;
+use crate::fleet::board::Board;
 use crate::modern;
 use crate::options::{Options, SessionScope};
 use crate::shared_session::SharedSession;
@@ -23,15 +24,17 @@ pub(crate) struct Scopes {
     scope: SessionScope,
     options: Options,
     shared: SharedSessions,
+    board: Arc<Board>,
     tasks: Tasks,
 }
 
 impl Scopes {
-    pub(crate) fn new(options: &Options, tasks: Tasks) -> Self {
+    pub(crate) fn new(options: &Options, board: Arc<Board>, tasks: Tasks) -> Self {
         Self {
             scope: options.session_scope,
             options: options.clone(),
             shared: SharedSessions::default(),
+            board,
             tasks,
         }
     }
@@ -52,10 +55,11 @@ impl Scopes {
             }
             (SessionScope::ClientSession, Scope::Session(_)) => None,
             (_, Scope::Profile) => Some(self.shared(client, make)),
-            (_, Scope::Session(_)) => {
+            (_, Scope::Session(key)) => {
                 let session = self.shared(client, make);
                 let (hubs, tasks) = (session.hubs(), self.tasks.clone());
-                let standing = Arc::new(Standing::new(hubs, client.clone(), sink.cloned(), tasks));
+                let shared = Home::own(&self.options, key).map(|home| (home, self.board.clone()));
+                let standing = Standing::new(hubs, client.clone(), sink.cloned(), tasks, shared);
                 Some(Arc::new(StandingConversation {
                     backend: backend.clone(),
                     everybody: session,

@@ -1,6 +1,7 @@
 //! What a client with a session has set at a stateless backend. The backend keeps nothing, so it is said again with
 //! each request (the log level) or listened for (changes).
 
+use std::collections::BTreeSet;
 use std::sync::{Arc, Weak};
 
 use async_trait::async_trait;
@@ -17,6 +18,8 @@ use parking_lot::Mutex;
 use crate::changes::Filter;
 use crate::changes::listen::{Hubs, Subscription};
 use crate::described::{Refused, Replaceable};
+use crate::fleet::Home;
+use crate::fleet::board::{Board, Settings};
 use crate::tasks;
 
 /// The settings of one session.
@@ -25,7 +28,12 @@ pub(crate) struct Standing {
     client: Arc<Client>,
     sink: Option<Weak<dyn Unsolicited>>,
     tasks: Tasks,
+    /// Where all instances know what was set, if there are several.
+    shared: Option<(Home, Arc<Board>)>,
+    loaded: tokio::sync::OnceCell<()>,
     level: Mutex<Option<Bytes>>,
+    /// Resources that were subscribed to, wherever that was.
+    uris: Mutex<BTreeSet<String>>,
     /// Changes of lists are of interest.
     listening: Mutex<bool>,
     subscription: Mutex<Option<Arc<Subscription>>>,
@@ -37,9 +45,61 @@ impl Standing {
         client: Arc<Client>,
         sink: Option<Weak<dyn Unsolicited>>,
         tasks: Tasks,
-    ) -> Self {
-        let (level, listening, subscription) = (Mutex::default(), Mutex::default(), Mutex::default());
-        Self { hubs, client, sink, tasks, level, listening, subscription }
+        shared: Option<(Home, Arc<Board>)>,
+    ) -> Arc<Self> {
+        let standing = Arc::new(Self {
+            hubs,
+            client,
+            sink,
+            tasks,
+            shared,
+            loaded: tokio::sync::OnceCell::new(),
+            level: Mutex::default(),
+            uris: Mutex::default(),
+            listening: Mutex::default(),
+            subscription: Mutex::default(),
+        });
+        if let Some((home, board)) = &standing.shared {
+            board.enter(home, &standing);
+        }
+        standing
+    }
+
+    /// Reads what was set at other instances, once.
+    async fn load(&self) {
+        if self.shared.is_some() {
+            self.loaded.get_or_init(|| self.load_again()).await;
+        }
+    }
+
+    /// Reads what was set at other instances.
+    pub(crate) async fn load_again(&self) {
+        let Some((home, board)) = &self.shared else { return };
+        match board.read(home).await {
+            Ok(settings) => self.apply(settings),
+            // It is told when something changes.
+            Err(e) => tracing::warn!("what was set in a session is not known: {e}"),
+        }
+    }
+
+    /// Takes over what was set, here or at another instance.
+    pub(crate) fn apply(&self, settings: Settings) {
+        *self.level.lock() = settings.level.map(Bytes::from);
+        *self.uris.lock() = settings.uris;
+        if *self.listening.lock() {
+            self.listen_to_resources();
+        }
+    }
+
+    /// The client's stream is here, so the resources are listened to from here.
+    fn listen_to_resources(&self) {
+        let uris = self.uris.lock().clone();
+        let is_listening = self.subscription.lock().is_some();
+        if (is_listening || !uris.is_empty())
+            && let Some(subscription) = self.subscription()
+        {
+            subscription.change(|filter| filter.uris = uris);
+        }
     }
 
     /// This client's part in listening, from now on.
@@ -54,6 +114,7 @@ impl Standing {
         *self.listening.lock() = true;
         let tasks = self.tasks.clone();
         tasks.spawn("listen to backend", async move {
+            self.load().await;
             let Ok(description) = backend.describe(&self.client).await else { return };
             let lists = Filter::all_lists().offered_by(&description.capabilities);
             // The client may have gone meanwhile.
@@ -64,6 +125,9 @@ impl Standing {
             {
                 subscription.change(|filter| filter.add(&lists));
             }
+            if *listening && self.shared.is_some() {
+                self.listen_to_resources();
+            }
         });
     }
 
@@ -72,7 +136,13 @@ impl Standing {
         let mut listening = self.listening.lock();
         *listening = false;
         if let Some(subscription) = &*self.subscription.lock() {
-            subscription.change(|filter| *filter = filter.without(&Filter::all_lists()));
+            let is_shared = self.shared.is_some();
+            subscription.change(|filter| {
+                *filter = filter.without(&Filter::all_lists());
+                if is_shared {
+                    filter.uris.clear();
+                }
+            });
         }
     }
 
@@ -96,6 +166,7 @@ impl Standing {
 
     /// The answer to a request that only sets something; `None` if the backend is to be asked.
     pub(crate) async fn answer(&self, backend: &dyn Backend, call: &Call) -> Option<Event> {
+        self.load().await;
         let request = &call.request;
         match request.method().as_ref() {
             method::SET_LEVEL => {
@@ -103,7 +174,13 @@ impl Standing {
                 let Some(level) = level else {
                     return Some(Event::Fail(Fault::invalid_params("\"level\" must be a log level")));
                 };
-                *self.level.lock() = Some(Bytes::from(json::encode_string(&level)));
+                let level = json::encode_string(&level);
+                if let Some((home, board)) = &self.shared
+                    && let Err(fault) = board.change(home, |s| s.level = Some(level.clone())).await
+                {
+                    return Some(Event::Fail(fault));
+                }
+                *self.level.lock() = Some(Bytes::from(level));
                 Some(done())
             }
             method::RESOURCES_SUBSCRIBE => {
@@ -111,6 +188,11 @@ impl Standing {
             }
             method::RESOURCES_UNSUBSCRIBE => {
                 let uri = request.text(Field::Uri).unwrap_or_default();
+                if let Some((home, board)) = &self.shared
+                    && let Err(fault) = board.change(home, |s| s.uris.retain(|known| *known != *uri)).await
+                {
+                    return Some(Event::Fail(fault));
+                }
                 if let Some(subscription) = &*self.subscription.lock() {
                     subscription.change(|filter| {
                         filter.uris.remove(uri.as_ref());
@@ -133,6 +215,14 @@ impl Standing {
         let subscription =
             subscription.ok_or_else(|| Fault::method_not_found(method::RESOURCES_SUBSCRIBE))?;
         if subscription.subscribe(&uri).await? {
+            if let Some((home, board)) = &self.shared {
+                let settings = board.change(home, |s| s.uris.extend([uri.to_string()])).await?;
+                self.apply(settings);
+                if !*self.listening.lock() {
+                    // The client hears at another instance, or will.
+                    subscription.change(|filter| filter.uris.clear());
+                }
+            }
             return Ok(done());
         }
         let message = format!("backend \"{}\" does not tell of changes of {uri}", backend.name());

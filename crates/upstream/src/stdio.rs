@@ -23,6 +23,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use crate::changes::listen::{Caller, Hubs};
 use crate::described::{Described, LegacyConversation};
 use crate::fleet::Home;
+use crate::fleet::board::Board;
 use crate::fleet::owned::{Keeper, Opens, Owned};
 use crate::http::prober;
 use crate::modern;
@@ -312,6 +313,8 @@ pub struct StdioBackend {
     described: Described,
     scopes: Scopes,
     keeper: Arc<Keeper>,
+    /// What sessions have set, where it is stateless.
+    board: Arc<Board>,
     /// The process that serves everybody, of a stateless program.
     everybody: Mutex<Option<Arc<Pipe>>>,
     /// Those who listen to it, where it is stateless.
@@ -356,7 +359,8 @@ impl StdioBackend {
         for cap in [&launcher.own, &launcher.cap] {
             cap.launchers.lock().push(Arc::downgrade(&launcher));
         }
-        let scopes = Scopes::new(&launcher.options, launcher.tasks.clone());
+        let board = Board::new(&launcher.options, &launcher.tasks);
+        let scopes = Scopes::new(&launcher.options, board.clone(), launcher.tasks.clone());
         let keeper = Keeper::new(&launcher.options, &launcher.tasks);
         Arc::new_cyclic(|me: &Weak<Self>| {
             let (me, tasks) = (me.clone(), launcher.tasks.clone());
@@ -372,6 +376,7 @@ impl StdioBackend {
                 described,
                 scopes,
                 keeper,
+                board,
                 everybody: Mutex::new(None),
                 hubs: Arc::new(Hubs::new(caller, tasks)),
             }
@@ -509,7 +514,9 @@ impl StdioBackend {
                 return Ok(everybody);
             }
             let (hubs, tasks) = (self.hubs.clone(), self.launcher.tasks.clone());
-            let standing = Arc::new(Standing::new(hubs, client.clone(), sink, tasks));
+            let home = home_of(&self.launcher.options, scope);
+            let shared = home.map(|home| (home, self.board.clone()));
+            let standing = Standing::new(hubs, client.clone(), sink, tasks, shared);
             return Ok(Arc::new(StandingConversation { backend: self.clone(), everybody, standing }));
         }
         let backend = self.clone();

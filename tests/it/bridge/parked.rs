@@ -23,8 +23,8 @@ use crate::backends::{in_front_of, message, spawn};
 /// | `{"log": level}` | logs |
 ///
 /// and then says what answers it got.
-pub(super) struct Planned {
-    pub(super) backend: Backend,
+pub(crate) struct Planned {
+    pub(crate) backend: Backend,
     /// How many plans were begun.
     begun: Arc<AtomicUsize>,
 }
@@ -76,7 +76,7 @@ async fn follow(plan: Request, stream: Stream, mut answers: broadcast::Receiver<
 }
 
 impl Planned {
-    pub(super) async fn start() -> Self {
+    pub(crate) async fn start() -> Self {
         let (answers, _) = broadcast::channel::<Value>(64);
         let begun = Arc::new(AtomicUsize::new(0));
         let count = begun.clone();
@@ -102,31 +102,31 @@ impl Planned {
         Self { backend, begun }
     }
 
-    pub(super) fn begun(&self) -> usize {
+    pub(crate) fn begun(&self) -> usize {
         self.begun.load(Ordering::Relaxed)
     }
 }
 
-pub(super) fn plan(steps: &Value) -> Value {
+pub(crate) fn plan(steps: &Value) -> Value {
     json!({ "name": "plan", "arguments": { "steps": steps } })
 }
 
 /// The answers that a plan got, from its result.
-pub(super) fn heard(answer: &Value) -> Vec<Value> {
+pub(crate) fn heard(answer: &Value) -> Vec<Value> {
     serde_json::from_str(text(answer)).unwrap()
 }
 
-pub(super) fn accept(value: &str) -> Value {
+pub(crate) fn accept(value: &str) -> Value {
     json!({ "action": "accept", "content": { "v": value } })
 }
 
 /// The result of a request that asks.
-pub(super) fn asked(answer: &Value) -> Value {
+pub(crate) fn asked(answer: &Value) -> Value {
     assert_eq!(answer["result"]["resultType"], "input_required", "{answer}");
     answer["result"].clone()
 }
 
-pub(super) fn keys(asked: &Value) -> Vec<String> {
+pub(crate) fn keys(asked: &Value) -> Vec<String> {
     asked["inputRequests"].as_object().unwrap().keys().cloned().collect()
 }
 

@@ -14,7 +14,7 @@ use crate::backends::{in_front_of, spawn};
 
 const EXTENSION: &str = "io.modelcontextprotocol/tasks";
 
-fn with_extension(mut capabilities: Value) -> Value {
+pub(crate) fn with_extension(mut capabilities: Value) -> Value {
     capabilities["extensions"] = json!({ EXTENSION: {} });
     capabilities
 }
@@ -120,8 +120,8 @@ async fn a_call_that_is_cancelled_while_its_task_runs_cancels_the_task() {
 }
 
 /// A backend with sessions and core tasks: `asks` asks on the stream of `tasks/result`.
-struct WithTasks {
-    backend: Backend,
+pub(crate) struct WithTasks {
+    pub(crate) backend: Backend,
 }
 
 fn status_of(id: &str, answered: bool) -> &'static str {
@@ -134,7 +134,7 @@ fn status_of(id: &str, answered: bool) -> &'static str {
 }
 
 impl WithTasks {
-    async fn start() -> Self {
+    pub(crate) async fn start() -> Self {
         let (answers, _) = broadcast::channel::<Value>(16);
         let answered = Arc::new(Mutex::new(None::<Value>));
         let backend = Backend::start(move |r| {

@@ -138,7 +138,7 @@ async fn r097_each_page_and_each_resource_is_kept_by_itself() {
 }
 
 /// Each of its lists has another tool, `t0`, `t1`...; whoever listens is told at once that they have changed.
-async fn changing() -> Backend {
+pub(crate) async fn changing() -> Backend {
     let number = AtomicUsize::new(0);
     let notification = |method: &str, params: Value| {
         json!({ "jsonrpc": "2.0", "method": method, "params": params }).to_string()
@@ -159,7 +159,7 @@ async fn changing() -> Backend {
     .await
 }
 
-const CHANGED: &str = "notifications/tools/list_changed";
+pub(crate) const CHANGED: &str = "notifications/tools/list_changed";
 
 #[tokio::test]
 async fn r097_a_notification_drops_what_is_kept_before_it_is_passed_on() {

@@ -6,12 +6,11 @@ mod backend;
 mod endpoint;
 mod outbound;
 mod public;
+mod redis;
 
 use std::collections::{BTreeMap, HashMap};
-use std::io::Read;
 use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroUsize;
-use std::path::Path;
 use std::time::Duration;
 
 use base64::Engine;
@@ -25,11 +24,8 @@ use super::model::{Admin, Auth, Config, Drain, Limits, Log, Streams};
 use super::position::{Position, Positions, is_within};
 use super::problem::{Notice, Problem, suggest};
 use super::raw::{self, AuthMode};
-use super::secret::{SealKey, Secret};
+use super::secret::{self, SealKey, Secret};
 use super::value::{ByteSize, SecretSource, Span};
-
-/// The largest secret file that is read.
-const MAX_SECRET_BYTES: u64 = 64 << 10;
 
 /// Base64 with or without `=` at the end.
 const BASE64: GeneralPurpose = GeneralPurpose::new(
@@ -127,7 +123,7 @@ impl<'a> Checker<'a> {
                 }
                 value
             }
-            SecretSource::File(file) => match read_secret(&file) {
+            SecretSource::File(file) => match secret::read(&file) {
                 Ok(value) => Some(Secret::new(value)),
                 Err(error) => {
                     let message = format!("can't read the secret from {}: {error}", file.display());
@@ -155,32 +151,23 @@ impl<'a> Checker<'a> {
     }
 }
 
-/// The text of a secret file without the line end that editors and `echo` add.
-fn read_secret(path: &Path) -> std::io::Result<String> {
-    let mut text = String::new();
-    std::fs::File::open(path)?.take(MAX_SECRET_BYTES + 1).read_to_string(&mut text)?;
-    if text.len() as u64 > MAX_SECRET_BYTES {
-        return Err(std::io::Error::other(format!("larger than {MAX_SECRET_BYTES} bytes")));
-    }
-    text.truncate(text.trim_end_matches(['\r', '\n']).len());
-    Ok(text)
-}
-
 /// Checks everything but the endpoints, which need the backends of all files.
 pub(super) fn file(checker: &mut Checker<'_>, file: raw::File) -> (Config, BTreeMap<String, raw::Endpoint>) {
     let mut config = Config::default();
-    refuse_stores(checker, &file);
+    refuse_database(checker, &file);
     config.instance_id = instance_id(checker, file.instance_id);
     config.public = public::public(checker, file.public.unwrap_or_default());
     config.admin = admin(checker, &file.admin.unwrap_or_default());
     addresses(checker, &config);
     config.data_dir = file.data_dir.unwrap_or(config.data_dir);
-    config.seal_keys = seal_keys(checker, file.seal.unwrap_or_default());
+    let seal = file.seal.unwrap_or_default();
+    config.redis = redis::redis(checker, file.redis, &seal);
+    config.seal_keys = seal_keys(checker, seal);
     config.auth = auth(checker, &file.auth.unwrap_or_default(), &config);
     config.log = log(checker, file.log.unwrap_or_default());
     config.limits = limits(checker, &file.limits.unwrap_or_default());
     config.streams = streams(checker, &file.streams.unwrap_or_default());
-    config.drain = drain(&file.drain.unwrap_or_default());
+    config.drain = drain(&file.drain.unwrap_or_default(), config.redis.is_some());
     config.outbound = outbound::outbound(checker, file.outbound.unwrap_or_default());
     for (name, raw) in file.backends.unwrap_or_default() {
         let path = format!("backends.{name}");
@@ -194,12 +181,9 @@ pub(super) fn file(checker: &mut Checker<'_>, file: raw::File) -> (Config, BTree
     (config, file.endpoints.unwrap_or_default())
 }
 
-fn refuse_stores(checker: &mut Checker<'_>, file: &raw::File) {
-    let message = "this release keeps its state in memory";
-    for (key, present) in [("redis", file.redis.is_some()), ("database", file.database.is_some())] {
-        if present {
-            checker.problem(key, message, format!("leave out `{key}` and run one instance"));
-        }
+fn refuse_database(checker: &mut Checker<'_>, file: &raw::File) {
+    if file.database.is_some() {
+        checker.problem("database", "this release keeps no durable records", "leave out `database`");
     }
 }
 
@@ -345,7 +329,12 @@ fn streams(checker: &mut Checker<'_>, raw: &raw::Streams) -> Streams {
     }
 }
 
-fn drain(raw: &raw::Drain) -> Drain {
+fn drain(raw: &raw::Drain, is_fleet: bool) -> Drain {
     let default = Drain::default();
-    Drain { deadline: raw.deadline.map_or(default.deadline, |Span(duration)| duration) }
+    // One instance alone has no balancer that could send requests elsewhere.
+    let delay = if is_fleet { Duration::from_secs(3) } else { default.delay };
+    Drain {
+        delay: raw.delay.map_or(delay, |Span(duration)| duration),
+        deadline: raw.deadline.map_or(default.deadline, |Span(duration)| duration),
+    }
 }

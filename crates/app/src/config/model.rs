@@ -4,12 +4,14 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
+use drawbridge_redis::{EventLimits, RedisOptions, ServerUrl};
 use url::Url;
 
 use super::raw::{AuthMode, Era, LogFormat, SessionScope, Transport};
-use super::secret::{SealKey, Secret};
+use super::secret::{self, SealKey, Secret};
 
 const KIB: usize = 1 << 10;
 const MIB: usize = 1 << 20;
@@ -23,6 +25,8 @@ pub struct Config {
     pub public: Public,
     /// The listener for operators.
     pub admin: Admin,
+    /// Shared state in Redis; `None` for state in memory.
+    pub redis: Option<Redis>,
     /// Directory for what the gateway itself keeps.
     pub data_dir: PathBuf,
     /// Seal keys: the first seals, all open. Empty: one is made and kept in `data_dir`.
@@ -51,6 +55,7 @@ impl Default for Config {
             instance_id: None,
             public: Public::default(),
             admin: Admin::default(),
+            redis: None,
             data_dir: PathBuf::from("./data"),
             seal_keys: Vec::new(),
             auth: Auth::default(),
@@ -101,6 +106,70 @@ pub struct Admin {
 impl Default for Admin {
     fn default() -> Self {
         Self { listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 9090)), probes: None }
+    }
+}
+
+/// Shared state in Redis.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Redis {
+    /// Where it is.
+    pub url: ServerUrl,
+    /// User in place of the URL's.
+    pub user: Option<String>,
+    /// Password in place of the URL's.
+    pub password: Option<Password>,
+    /// PEM files with certificate authorities to trust besides those of the system.
+    pub ca_bundle: Vec<PathBuf>,
+    /// What all keys begin with.
+    pub prefix: String,
+    /// Deadline for a connection and for each command.
+    pub timeout: Duration,
+}
+
+/// A password that may change while the gateway runs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Password {
+    /// It does not.
+    Fixed(Secret),
+    /// It is what the file says when it is needed.
+    File(PathBuf),
+}
+
+impl Redis {
+    /// The Redis at a URL, with the defaults.
+    pub fn new(url: ServerUrl) -> Self {
+        let (prefix, timeout) = (RedisOptions::PREFIX.to_owned(), RedisOptions::TIMEOUT);
+        Self { url, user: None, password: None, ca_bundle: Vec::new(), prefix, timeout }
+    }
+
+    /// What to connect with. Events are kept for as long as `limits` say.
+    ///
+    /// # Errors
+    ///
+    /// If the prefix is none, which a checked configuration has not.
+    pub fn options(&self, limits: &Limits) -> Result<RedisOptions, drawbridge_redis::Error> {
+        let events = EventLimits { ttl: limits.event_log_ttl, ..EventLimits::default() };
+        let mut options = RedisOptions::new(self.url.clone())
+            .ca_bundles(self.ca_bundle.clone())
+            .timeout(self.timeout)
+            .events(events)
+            .prefix(self.prefix.clone())?;
+        if let Some(user) = &self.user {
+            options = options.username(user);
+        }
+        if let Some(password) = self.password.clone() {
+            options = options.password(Arc::new(move || password.read()));
+        }
+        Ok(options)
+    }
+}
+
+impl Password {
+    fn read(&self) -> Result<String, String> {
+        match self {
+            Self::Fixed(secret) => Ok(secret.expose().to_owned()),
+            Self::File(file) => secret::read(file).map_err(|error| format!("{}: {error}", file.display())),
+        }
     }
 }
 
@@ -213,13 +282,15 @@ impl Default for Streams {
 /// Clean shutdown.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Drain {
+    /// How long requests are still taken after the signal to stop, while the gateway says that it is not ready.
+    pub delay: Duration,
     /// How long calls in flight may go on after the signal to stop.
     pub deadline: Duration,
 }
 
 impl Default for Drain {
     fn default() -> Self {
-        Self { deadline: Duration::from_secs(30) }
+        Self { delay: Duration::ZERO, deadline: Duration::from_secs(30) }
     }
 }
 

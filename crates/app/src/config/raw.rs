@@ -26,7 +26,7 @@ pub(super) struct File {
     pub(super) public: Option<Public>,
     /// The listener for operators and orchestrators.
     pub(super) admin: Option<Admin>,
-    /// Shared state in Redis; not available in this release.
+    /// Shared state in Redis, for several instances; without it state is in memory, for one.
     pub(super) redis: Option<Redis>,
     /// Durable records in SQL; not available in this release.
     pub(super) database: Option<Database>,
@@ -82,12 +82,22 @@ pub(super) struct Admin {
 }
 
 /// Shared state in Redis.
-#[derive(Deserialize, JsonSchema)]
+#[derive(Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Redis {
-    /// `redis://` or `rediss://` URL.
-    #[serde(rename = "url")]
-    pub(super) _url: SecretSource,
+    /// `redis://HOST`, `redis+sentinel://HOST,HOST/MASTER` or `redis+cluster://HOST,HOST`; with `rediss` over TLS.
+    pub(super) url: Option<SecretSource>,
+    /// User of the access control list, in place of the URL's.
+    pub(super) user: Option<String>,
+    /// Password, in place of the URL's; a file is read again for each connection.
+    pub(super) password: Option<SecretSource>,
+    /// PEM files with certificate authorities to trust besides those of the system.
+    pub(super) ca_bundle: Option<Paths>,
+    /// What all keys begin with; default `drawbridge`.
+    #[schemars(regex(pattern = r"^[A-Za-z0-9._:-]{1,64}$"))]
+    pub(super) prefix: Option<String>,
+    /// Deadline for a connection and for each command; default `2s`.
+    pub(super) timeout: Option<Span>,
 }
 
 /// Durable records in SQL.
@@ -214,6 +224,9 @@ pub(super) struct Streams {
 #[derive(Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Drain {
+    /// How long requests are still taken after the signal to stop, while `/readyz` says no already: what balancers need
+    /// to see it; default `3s` with Redis, `0s` without.
+    pub(super) delay: Option<Span>,
     /// How long calls in flight may go on after the signal to stop; default `30s`.
     pub(super) deadline: Option<Span>,
 }

@@ -1,6 +1,11 @@
 //! Values that must not reach a log, a message or a `Debug` output.
 
 use std::fmt;
+use std::io::Read as _;
+use std::path::Path;
+
+/// The largest secret file that is read.
+const MAX_SECRET_BYTES: u64 = 64 << 10;
 
 /// A value that is used but never shown: its `Debug` says only that it is there.
 #[derive(Clone, PartialEq, Eq)]
@@ -22,6 +27,17 @@ impl fmt::Debug for Secret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Secret(redacted)")
     }
+}
+
+/// The text of a secret file without the line end that editors and `echo` add.
+pub(super) fn read(path: &Path) -> std::io::Result<String> {
+    let mut text = String::new();
+    std::fs::File::open(path)?.take(MAX_SECRET_BYTES + 1).read_to_string(&mut text)?;
+    if text.len() as u64 > MAX_SECRET_BYTES {
+        return Err(std::io::Error::other(format!("larger than {MAX_SECRET_BYTES} bytes")));
+    }
+    text.truncate(text.trim_end_matches(['\r', '\n']).len());
+    Ok(text)
 }
 
 /// One key of the ring that seals session ids and other handles.

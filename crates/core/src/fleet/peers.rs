@@ -119,6 +119,8 @@ struct Inner {
     tasks: Tasks,
     services: Mutex<HashMap<String, Arc<dyn Service>>>,
     holdings: Holdings,
+    /// Cloned by each call that runs here for another instance.
+    calls: Arc<()>,
     ends: Mutex<HashMap<Key, End>>,
     numbers: AtomicU64,
     /// When this instance was last known to live, by itself and others.
@@ -145,6 +147,7 @@ impl Peers {
             tasks,
             services: Mutex::default(),
             holdings: Holdings::default(),
+            calls: Arc::default(),
             ends: Mutex::default(),
             numbers: AtomicU64::new(1),
             alive_at: Mutex::new(None),
@@ -187,6 +190,11 @@ impl Peers {
         !self.0.state.is_fleet || self.0.alive_at.lock().is_some_and(|at| at.elapsed() < LIFE)
     }
 
+    /// Whether the others have ever known of this instance.
+    pub fn has_announced(&self) -> bool {
+        !self.0.state.is_fleet || self.0.alive_at.lock().is_some()
+    }
+
     /// Waits until that is so, but not for long: where the bus is away, nobody can take anything over.
     pub async fn confirm(&self) {
         let confirmed = async {
@@ -227,6 +235,16 @@ impl Peers {
                 peers.look().await;
             }
         });
+    }
+
+    /// Waits until no call runs here for another instance, for `limit` at most. Returns whether none does.
+    pub async fn finish(&self, limit: Duration) -> bool {
+        let none = async {
+            while Arc::strong_count(&self.0.calls) > 1 {
+                tokio::time::sleep(LOOK_EVERY / 3).await;
+            }
+        };
+        tokio::time::timeout(limit, none).await.is_ok()
     }
 
     /// Says that this instance is going. What it still serves ends by itself.
@@ -413,6 +431,11 @@ pub struct Channel {
 }
 
 impl Channel {
+    /// A call of the other end runs here, as long as this is kept.
+    pub(super) fn call(&self) -> Arc<()> {
+        self.way.peers.0.calls.clone()
+    }
+
     /// Who is at the other end.
     pub fn peer(&self) -> &InstanceId {
         &self.way.peer

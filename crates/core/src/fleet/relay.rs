@@ -185,7 +185,13 @@ pub async fn elsewhere(channel: &Channel) {
 }
 
 /// Sends the events of a call over a channel, and takes the answers to its asks from there, until one of the two ends.
-pub async fn serve(mut channel: Channel, mut events: Events) {
+pub async fn serve(channel: Channel, events: Events) {
+    let _running = channel.call();
+    tell(channel, events).await;
+}
+
+/// The same of what comes outside of calls, which is nothing to wait for.
+pub async fn tell(mut channel: Channel, mut events: Events) {
     let mut asks: HashMap<u64, oneshot::Sender<Message>> = HashMap::new();
     loop {
         tokio::select! {

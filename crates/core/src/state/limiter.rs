@@ -1,10 +1,11 @@
 //! How often something may happen, over all instances: the generic cell rate algorithm.
 
 use std::collections::HashMap;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use parking_lot::Mutex;
+use tokio::time::Instant;
 
 use super::Unavailable;
 
@@ -59,12 +60,77 @@ impl Limiter for MemoryLimiter {
         // The theoretical arrival time: when all that was allowed would have come evenly.
         let next = keys.get(key).copied().filter(|next| *next > now).unwrap_or(now);
         let ahead = next - now;
-        let tolerance = quota.interval * (quota.burst.max(1) - 1);
+        let tolerance = quota.interval.saturating_mul(quota.burst.max(1) - 1);
         if ahead > tolerance {
             return Ok(Verdict::Refused { retry_after: ahead - tolerance });
         }
         keys.insert(key.to_owned(), next + quota.interval);
         let left = (tolerance - ahead).as_nanos() / quota.interval.as_nanos().max(1);
         Ok(Verdict::Allowed { remaining: u32::try_from(left).unwrap_or(u32::MAX) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::{prop, proptest};
+    use proptest::prop_assert_eq;
+
+    use super::*;
+
+    /// The same rule as a bucket that is filled as time goes by: in nanoseconds, of which each take costs an interval.
+    struct Bucket {
+        level: u128,
+        size: u128,
+        interval: u128,
+    }
+
+    impl Bucket {
+        fn new(quota: Quota) -> Self {
+            let interval = quota.interval.as_nanos();
+            let size = interval * u128::from(quota.burst.max(1));
+            Self { level: size, size, interval }
+        }
+
+        fn wait(&mut self, time: Duration) {
+            self.level = (self.level + time.as_nanos()).min(self.size);
+        }
+
+        fn take(&mut self) -> Verdict {
+            match self.level.checked_sub(self.interval) {
+                Some(level) => {
+                    self.level = level;
+                    Verdict::Allowed { remaining: u32::try_from(level / self.interval).unwrap() }
+                }
+                None => {
+                    let missing = u64::try_from(self.interval - self.level).unwrap();
+                    Verdict::Refused { retry_after: Duration::from_nanos(missing) }
+                }
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn it_does_what_a_bucket_does(
+            interval in 1_u64..5000,
+            burst in 0_u32..6,
+            steps in prop::collection::vec((0_u64..8000, 0_usize..3), 1..60),
+        ) {
+            let quota = Quota { interval: Duration::from_millis(interval), burst };
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
+            runtime.unwrap().block_on(async {
+                let limiter = MemoryLimiter::default();
+                let mut buckets = [(); 3].map(|()| Bucket::new(quota));
+                for (wait, key) in steps {
+                    let wait = Duration::from_millis(wait);
+                    tokio::time::advance(wait).await;
+                    buckets.iter_mut().for_each(|bucket| bucket.wait(wait));
+                    limiter.sweep();
+                    let verdict = limiter.take(&key.to_string(), quota).await.unwrap();
+                    prop_assert_eq!(verdict, buckets[key].take());
+                }
+                Ok(())
+            })?;
+        }
     }
 }

@@ -131,21 +131,36 @@ pub(super) fn tell_cancel(inner: &Inner, session: &Session, id: &Id) {
 }
 
 /// Tells all instances that the standalone stream of a session is here.
-pub(super) fn tell_standalone(inner: &Inner, session: &Session) {
+pub(super) fn tell_standalone(inner: &Inner, session: &Arc<Session>) {
     let instance = inner.peers.instance().to_string();
-    tell(inner, Word::Standalone { session: session.key.to_string(), instance });
+    let session = session.clone();
+    let word = Word::Standalone { session: session.key.to_string(), instance };
+    if inner.peers.state().is_fleet {
+        session.announce();
+    }
+    tell_then(inner, word, move |is_told| {
+        if !is_told {
+            session.hear_own();
+        }
+    });
 }
 
 fn tell(inner: &Inner, word: Word) {
+    tell_then(inner, word, |_| ());
+}
+
+fn tell_then(inner: &Inner, word: Word, then: impl FnOnce(bool) + Send + 'static) {
     let state = inner.peers.state();
     if !state.is_fleet {
         return;
     }
     let bus = state.bus.clone();
     inner.tasks.spawn_within("tell instances", async move {
-        if let Err(e) = bus.publish(SESSIONS, frame(&word, b"")).await {
+        let told = bus.publish(SESSIONS, frame(&word, b"")).await;
+        if let Err(e) = &told {
             tracing::warn!("other instances were not told about a session: {e}");
         }
+        then(told.is_ok());
     });
 }
 
@@ -197,10 +212,11 @@ fn hear(inner: &Arc<Inner>, word: &Bytes) {
             }
         }
         Some((Word::Standalone { session, instance }, _)) => {
-            if instance != inner.peers.instance().as_str()
-                && let Some(session) = inner.legacy.by_key(&session)
-            {
-                session.displace_standalone();
+            let Some(session) = inner.legacy.by_key(&session) else { return };
+            if instance == inner.peers.instance().as_str() {
+                session.hear_own();
+            } else {
+                session.displace_by_word();
             }
         }
         None => {}

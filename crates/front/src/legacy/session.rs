@@ -97,6 +97,8 @@ struct Standalone {
     openings: u64,
     /// The client has opened another one at another instance since.
     moved: bool,
+    /// So many openings were told to all instances, and not heard back yet. All hear them in the same order.
+    announced: usize,
 }
 
 impl Standalone {
@@ -377,6 +379,25 @@ impl Session {
         opening
     }
 
+    /// All instances are told that the standalone stream is here.
+    pub(super) fn announce(&self) {
+        self.state.lock().standalone.announced += 1;
+    }
+
+    /// What was told has come back, or can't.
+    pub(super) fn hear_own(&self) {
+        let standalone = &mut self.state.lock().standalone;
+        standalone.announced = standalone.announced.saturating_sub(1);
+    }
+
+    /// Another instance says that the standalone stream is there. If this one has said so too and not heard it yet, it
+    /// has said it later.
+    pub(super) fn displace_by_word(&self) {
+        if self.state.lock().standalone.announced == 0 {
+            self.displace_standalone();
+        }
+    }
+
     /// The client has opened its standalone stream at another instance: what waits here goes there, if it asks for it.
     pub(super) fn displace_standalone(&self) {
         {
@@ -384,8 +405,9 @@ impl Session {
             if state.standalone.openings == 0 || state.standalone.moved {
                 return;
             }
-            let Standalone { seq, openings, .. } = state.standalone;
-            state.standalone = Standalone { seq, openings, moved: true, ..Standalone::default() };
+            let Standalone { seq, openings, announced, .. } = state.standalone;
+            let waiting = VecDeque::new();
+            state.standalone = Standalone { seq, waiting, receiver: 0, openings, moved: true, announced };
             self.stop_listening();
         }
         self.standalone_waker.wake();

@@ -239,7 +239,7 @@ impl Service for Desk {
             Op::Hear => {
                 let (ear, events) = kept.ears.enter(true);
                 kept.adjust();
-                relay::serve(channel, events).await;
+                relay::tell(channel, events).await;
                 drop(ear);
                 kept.adjust();
                 kept.touch();

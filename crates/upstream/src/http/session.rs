@@ -172,7 +172,8 @@ impl HttpSession {
 
     /// Whether somebody is there to take what comes unasked, and may have to.
     fn wants_stream(&self) -> bool {
-        self.client.can_be_asked() || (self.listening.load(Ordering::Acquire) && self.sink().is_some())
+        (self.client.can_be_asked() && self.running.load(Ordering::Acquire) > 0)
+            || (self.listening.load(Ordering::Acquire) && self.sink().is_some())
     }
 
     /// The session if it is open, with its stream if one is wanted.

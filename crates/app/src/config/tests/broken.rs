@@ -55,12 +55,12 @@ fn a_fault_of_a_flag_names_the_flag() {
         ..Overrides::default()
     };
     assert_snapshot!(load_with("{}", &overrides).unwrap_err(), @r"
-    --redis (DRAWBRIDGE_REDIS): redis: this release keeps its state in memory
-      hint: leave out `redis` and run one instance
-    --database (DRAWBRIDGE_DATABASE): database: this release keeps its state in memory
-      hint: leave out `database` and run one instance
+    --database (DRAWBRIDGE_DATABASE): database: this release keeps no durable records
+      hint: leave out `database`
     --public-url (DRAWBRIDGE_PUBLIC_URL): public.url: not the URL of a web server without a path
       hint: write scheme, host and port only, such as `https://mcp.example.com`
+    --redis (DRAWBRIDGE_REDIS): redis.url: instances that share state need the same seal keys, and `seal.keys` has none
+      hint: make one with `openssl rand -base64 32`, and give it to all instances as `seal: { keys: [{ id: k1, key: { env: DRAWBRIDGE_SEAL_K1 } }] }`
     --listen (DRAWBRIDGE_LISTEN): public.listen: anyone who reaches 0.0.0.0:80 could call every backend, since auth.mode is `none`
       hint: listen on 127.0.0.1, or say in the file `auth: { mode: none, i_know_this_is_open: true }`
     ");
@@ -112,6 +112,8 @@ fn no_message_repeats_a_secret() {
         "data_dir: 1\ndrain:\n  deadline: ${TOKEN}\n",
         "limits:\n  max_sessions: ${TOKEN}\n",
         "auth:\n  mode: ${TOKEN}\n",
+        "redis: { url: \"redis://u:hunter2/x@a\" }",
+        "redis: { url: \"hunter2\" }",
         "public:\n  listen: ${TOKEN}\n",
     ] {
         let complaint = complaint(text);

@@ -4,14 +4,15 @@ use std::time::Duration;
 
 use super::{load_text, load_with};
 use crate::config::{
-    AuthMode, BackendKind, Config, Era, HttpBackend, LogFormat, Overrides, Proxy, Secret, StdioBackend,
-    Transport,
+    AuthMode, BackendKind, Config, Era, HttpBackend, LogFormat, Overrides, Password, Proxy, Redis, Secret,
+    StdioBackend, Transport,
 };
 
 /// A file as a team would have it.
 const TEAM: &str = r#"
 public:   { listen: 0.0.0.0:8080, url: https://mcp.example.com, allowed_origins: ["https://App.example.com:443"] }
 admin:    { listen: 127.0.0.1:9090, probes: 0.0.0.0:9091 }
+redis:    { url: "rediss://redis:6379", ca_bundle: [], timeout: 1s }
 data_dir: /var/lib/drawbridge
 seal:     { keys: [{ id: k1, key: { env: SEAL_K1 } }] }
 auth:     { mode: none, i_know_this_is_open: true }
@@ -201,6 +202,46 @@ backends:
         format!("{loaded:#?} {:?}", Overrides { redis: Some(Secret::new("hunter2")), ..Default::default() });
     assert!(!shown.contains("hunter2") && !shown.contains(key) && !shown.contains("104"), "{shown}");
     assert!(shown.contains("redacted"), "{shown}");
+}
+
+const SEAL: &str = "seal: { keys: [{ id: k, key: AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA= }] }\n";
+
+#[test]
+fn redis_with_all_its_keys() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), "hunter2\n").unwrap();
+    let text = format!(
+        "{SEAL}redis:\n  url: {{ env: URL }}\n  user: gate\n  password: {{ file: {} }}\n  prefix: a:b\n  timeout: 500ms\n",
+        file.path().display(),
+    );
+    let config = good(&text, &[("URL", "rediss+sentinel://x:hunter3@a,b:1/main/2")]);
+    let redis = config.redis.unwrap();
+    assert_eq!((redis.user.as_deref(), redis.prefix.as_str()), (Some("gate"), "a:b"));
+    assert_eq!(redis.password, Some(Password::File(file.path().to_owned())));
+    assert_eq!((redis.timeout, redis.url.database), (Duration::from_millis(500), 2));
+    let shown = format!("{redis:?} {:?}", redis.options(&config.limits).unwrap());
+    assert!(!shown.contains("hunter"), "{shown}");
+}
+
+#[test]
+fn a_prefix_of_keys_has_no_braces() {
+    let complaint = load_text(&format!("{SEAL}redis: {{ url: \"redis://a\", prefix: \"{{a}}\" }}"), &[]);
+    let complaint = complaint.unwrap_err().to_string();
+    assert!(complaint.contains("redis.prefix: not a usable prefix"), "{complaint}");
+}
+
+#[test]
+fn the_url_of_a_flag_joins_what_the_file_says_of_redis() {
+    let overrides = Overrides { redis: Some(Secret::new("redis://:hunter2@b:7")), ..Overrides::default() };
+    let config = load_with(&format!("{SEAL}redis: {{ prefix: x }}\n"), &overrides).unwrap().config;
+    let expected = Redis { prefix: "x".to_owned(), ..Redis::new("redis://:hunter2@b:7".parse().unwrap()) };
+    assert_eq!(config.redis, Some(expected));
+    let complaint = load_with("{}", &overrides).unwrap_err().to_string();
+    assert!(
+        complaint.starts_with("--redis (DRAWBRIDGE_REDIS): redis.url: instances that share"),
+        "{complaint}"
+    );
+    assert!(complaint.contains("openssl rand -base64 32") && !complaint.contains("hunter2"), "{complaint}");
 }
 
 #[test]

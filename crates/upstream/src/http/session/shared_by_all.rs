@@ -71,7 +71,7 @@ impl Service for Desk {
         };
         let (ear, events) = session.ears.enter(asked.listening);
         session.interest.notify_waiters();
-        relay::serve(channel, events).await;
+        relay::tell(channel, events).await;
         drop(ear);
         session.interest.notify_waiters();
     }

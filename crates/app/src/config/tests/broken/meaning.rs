@@ -5,16 +5,44 @@ use super::broken_files;
 broken_files! {
     SEMANTIC:
 
-    redis = "redis:\n  url: redis://localhost\n"
+    redis_without_a_seal_key = "redis:\n  url: redis://localhost\n"
     says r#"
-        drawbridge.yaml:1:1: redis: this release keeps its state in memory
-          hint: leave out `redis` and run one instance
+        drawbridge.yaml:2:3: redis.url: instances that share state need the same seal keys, and `seal.keys` has none
+          hint: make one with `openssl rand -base64 32`, and give it to all instances as `seal: { keys: [{ id: k1, key: { env: DRAWBRIDGE_SEAL_K1 } }] }`
+    "#;
+
+    redis_without_a_url = "seal: { keys: [{ id: a, key: AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA= }] }\nredis:\n  timeout: 0s\n"
+    says r#"
+        drawbridge.yaml:2:1: redis: the URL is missing
+          hint: add `url: redis://HOST:6379`
+        drawbridge.yaml:3:3: redis.timeout: must be longer than 0
+          hint: name a duration such as `30s`, or remove the key
+    "#;
+
+    redis_at_no_url = "seal: { keys: [{ id: a, key: AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA= }] }\nredis:\n  url: \"redis://:hunter2/@a\"\n"
+    says r#"
+        drawbridge.yaml:3:3: redis.url: an `@` stands behind the hosts; write `/`, `?`, `#` and `@` in user and password as %2F, %3F, %23 and %40
+          hint: write it as `redis://HOST:6379`, `redis+sentinel://HOST:26379/MASTER` or `redis+cluster://HOST:6379,HOST:6379`; `rediss` in place of `redis` is TLS
+    "#;
+
+    redis_with_a_user_and_no_password = "seal: { keys: [{ id: a, key: AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA= }] }\nredis:\n  url: redis://a\n  user: gate\n"
+    says r#"
+        drawbridge.yaml:4:3: redis.user: a user without a password
+          hint: add `password: { file: PATH }`
+    "#;
+
+    redis_whose_password_is_not_there = "seal: { keys: [{ id: a, key: AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA= }] }\nredis:\n  url: redis://a\n  password: { file: /no/such/file }\n  ca_bundle: /no/such/ca.pem\n"
+    says r#"
+        drawbridge.yaml:4:3: redis.password: can't read the secret from /no/such/file: No such file or directory (os error 2)
+          hint: check the path and who may read it
+        drawbridge.yaml:5:3: redis.ca_bundle: /no/such/ca.pem: I/O error: No such file or directory (os error 2)
+          hint: name a PEM file with the certificates of authorities
     "#;
 
     database = "data_dir: /tmp\ndatabase: { url: \"postgres://a/b\" }\n"
     says r#"
-        drawbridge.yaml:2:1: database: this release keeps its state in memory
-          hint: leave out `database` and run one instance
+        drawbridge.yaml:2:1: database: this release keeps no durable records
+          hint: leave out `database`
     "#;
 
     mode_of_a_later_release = "auth: { mode: embedded }\n"
@@ -205,8 +233,8 @@ broken_files! {
 
     several_at_once = "redis: { url: \"redis://a\" }\nauth: { mode: tokens }\nbackends:\n  b: { url: x }\nendpoints:\n  e: { backends: [c] }\n"
     says r#"
-        drawbridge.yaml:1:1: redis: this release keeps its state in memory
-          hint: leave out `redis` and run one instance
+        drawbridge.yaml:1:10: redis.url: instances that share state need the same seal keys, and `seal.keys` has none
+          hint: make one with `openssl rand -base64 32`, and give it to all instances as `seal: { keys: [{ id: k1, key: { env: DRAWBRIDGE_SEAL_K1 } }] }`
         drawbridge.yaml:2:9: auth.mode: this release has only the mode `none`
           hint: use `none` on 127.0.0.1, behind something that checks its callers
         drawbridge.yaml:4:8: backends.b.url: not an http or https URL

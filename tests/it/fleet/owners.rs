@@ -1,0 +1,78 @@
+//! What only one instance can have: processes and connections.
+
+use std::time::{Duration, Instant};
+
+use drawbridge_testkit::client::{notification, request, text};
+use drawbridge_testkit::{PATIENCE, eventually};
+use rustix::process::Signal;
+use serde_json::json;
+
+use super::in_front_of_demo;
+
+/// What the demo server's counter stands at, after counting up.
+async fn touch(session: &drawbridge_testkit::client::Session) -> Option<u64> {
+    session.tool("touch", json!({})).await["result"]["structuredContent"]["counter"].as_u64()
+}
+
+#[tokio::test]
+async fn a_session_has_one_process_whichever_instance_is_asked() {
+    let (fleet, _demo) = in_front_of_demo("stdio", "legacy").await;
+    let session = fleet.session(0, "2025-11-25", json!({})).await;
+    for (number, expected) in [(0, 1), (1, 2), (2, 3), (1, 4), (0, 5)] {
+        assert_eq!(touch(&fleet.at(number, &session)).await, Some(expected), "at {number}");
+    }
+    // Another session has another.
+    let other = fleet.session(1, "2025-11-25", json!({})).await;
+    assert_eq!(touch(&fleet.at(2, &other)).await, Some(1));
+}
+
+#[tokio::test]
+async fn a_process_whose_owner_was_killed_is_replaced_within_seconds() {
+    let (mut fleet, _demo) = in_front_of_demo("stdio", "legacy").await;
+    let session = fleet.session(0, "2025-11-25", json!({})).await;
+    assert_eq!(touch(&session).await, Some(1));
+    let there = fleet.at(1, &session);
+    assert_eq!(touch(&there).await, Some(2));
+    let killed = Instant::now();
+    fleet.kill(0).await;
+    eventually(PATIENCE, async || touch(&there).await == Some(1)).await;
+    let took = killed.elapsed();
+    assert!(took < Duration::from_secs(10), "{took:?}");
+}
+
+#[tokio::test]
+async fn an_owner_that_was_paused_until_it_was_replaced_does_not_go_on() {
+    let (fleet, _demo) = in_front_of_demo("stdio", "legacy").await;
+    let session = fleet.session(0, "2025-11-25", json!({})).await;
+    assert_eq!(touch(&session).await, Some(1));
+    let paused = &fleet.gateways[0].program;
+    paused.signal(Signal::STOP);
+    let there = fleet.at(1, &session);
+    eventually(PATIENCE, async || touch(&there).await == Some(1)).await;
+    paused.signal(Signal::CONT);
+    // Whoever asks it now is answered by the process of the new owner.
+    for (expected, number) in (2..).zip([0, 1, 0, 2]) {
+        assert_eq!(touch(&fleet.at(number, &session)).await, Some(expected), "at {number}");
+    }
+}
+
+#[tokio::test]
+async fn r036_a_message_that_comes_to_another_instance_than_has_the_sse_stream_reaches_it() {
+    let (fleet, _demo) = in_front_of_demo("http", "legacy").await;
+    let mut stream = fleet.client(0).get("/mcp/sse", &[]).await;
+    let first = stream.event().await.unwrap();
+    let messages = String::from_utf8(first.data.to_vec()).unwrap();
+    let post = async |number: usize, message: serde_json::Value| {
+        fleet.client(number).post(&messages, &[], message.to_string()).await.status()
+    };
+    let initialize = drawbridge_testkit::client::initialize("2024-11-05", json!({}));
+    assert_eq!(post(1, initialize).await, 202);
+    assert!(stream.message().await["result"]["protocolVersion"].is_string());
+    assert_eq!(post(2, notification("notifications/initialized", json!({}))).await, 202);
+    let echo = json!({ "name": "echo", "arguments": { "message": "hello" } });
+    assert_eq!(post(1, request("a", "tools/call", echo.clone())).await, 202);
+    assert_eq!(text(&stream.message().await), "hello");
+    // R037: closing the stream ends it, for all.
+    drop(stream);
+    eventually(PATIENCE, async || post(2, request("b", "tools/call", echo.clone())).await == 404).await;
+}

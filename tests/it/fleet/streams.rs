@@ -1,0 +1,252 @@
+//! Streams that are opened at one instance and resumed, or fed, at another.
+
+use std::time::Duration;
+
+use drawbridge_testkit::backend::{Backend, Reply, legacy};
+use drawbridge_testkit::client::{Reply as Answer, text};
+use drawbridge_testkit::fleet::Fleet;
+use drawbridge_testkit::gateway::Gateway;
+use drawbridge_testkit::{PATIENCE, eventually};
+use serde_json::{Value, json};
+
+use super::{TRANSPORTS, in_front_of_demo};
+
+fn slow(ms: u64) -> Value {
+    json!({ "name": "sleep", "arguments": { "ms": ms }, "_meta": { "progressToken": "t" } })
+}
+
+/// The messages of a stream to its end.
+async fn rest(stream: Answer) -> Vec<Value> {
+    assert!(stream.is_stream(), "{}", stream.status());
+    stream.messages().await
+}
+
+#[tokio::test]
+async fn r025_a_stream_that_was_cut_is_resumed_at_another_instance_and_delivers_the_response() {
+    for transport in TRANSPORTS {
+        let (fleet, _demo) = in_front_of_demo(transport, "legacy").await;
+        let session = fleet.session(0, "2025-11-25", json!({})).await;
+        let mut stream = session.request("tools/call", slow(1500)).await;
+        let (id, _) = stream.message_event().await;
+        drop(stream);
+        let rest = rest(fleet.at(1, &session).get(id.as_deref()).await).await;
+        assert!(rest.len() >= 3, "{transport}: progress goes on: {rest:?}");
+        assert_eq!(text(rest.last().unwrap()), "slept 1500 ms", "{transport}");
+    }
+}
+
+#[tokio::test]
+async fn r023_a_stream_that_has_ended_is_replayed_at_another_instance_from_where_it_was_left() {
+    let (fleet, _demo) = in_front_of_demo("http", "legacy").await;
+    let session = fleet.session(0, "2025-11-25", json!({})).await;
+    let mut stream = session.request("tools/call", slow(200)).await;
+    let (id, _) = stream.message_event().await;
+    let all = rest(stream).await;
+    for number in [1, 2, 0] {
+        assert_eq!(rest(fleet.at(number, &session).get(id.as_deref()).await).await, all, "at {number}");
+    }
+}
+
+#[tokio::test]
+async fn r025_a_call_whose_instance_was_killed_ends_with_an_unknown_outcome_for_who_comes_back() {
+    for ms in [700, 60_000] {
+        let (mut fleet, _demo) = in_front_of_demo("http", "legacy").await;
+        let session = fleet.session(0, "2025-11-25", json!({})).await;
+        let mut stream = session.request("tools/call", slow(ms)).await;
+        let (id, _) = stream.message_event().await;
+        let there = fleet.at(1, &session);
+        fleet.kill(0).await;
+        let mut answer = Value::Null;
+        eventually(PATIENCE, async || {
+            let reply = there.get(id.as_deref()).await;
+            if !reply.is_stream() {
+                return false;
+            }
+            let messages = reply.messages().await;
+            answer = messages.into_iter().next_back().unwrap_or_default();
+            answer["error"].is_object()
+        })
+        .await;
+        assert_eq!(answer["id"], json!(session.last.load(std::sync::atomic::Ordering::Relaxed)));
+        assert_eq!(answer["error"]["data"]["code"], "outcome_unknown", "{answer}");
+    }
+}
+
+#[tokio::test]
+async fn an_answer_that_was_given_before_its_instance_was_killed_is_still_there() {
+    let (mut fleet, _demo) = in_front_of_demo("http", "legacy").await;
+    let session = fleet.session(0, "2025-11-25", json!({})).await;
+    let mut stream = session.request("tools/call", slow(1200)).await;
+    let (id, _) = stream.message_event().await;
+    drop(stream);
+    // It runs on, and its events are copied.
+    let there = fleet.at(1, &session);
+    let copied = async || {
+        let keys: Vec<String> = fleet.redis.run(&["KEYS", "*"]).await;
+        let mut found = false;
+        for key in keys {
+            let kind: String = fleet.redis.run(&["TYPE", &key]).await;
+            if kind == "stream" {
+                let text: String =
+                    match fleet.redis.try_run::<redis::Value>(&["XRANGE", &key, "-", "+"]).await {
+                        Ok(value) => format!("{value:?}"),
+                        Err(_) => String::new(),
+                    };
+                found |= text.contains("slept 1200 ms");
+            }
+        }
+        found
+    };
+    eventually(PATIENCE, copied).await;
+    fleet.kill(0).await;
+    let mut messages = Vec::new();
+    eventually(PATIENCE, async || {
+        let reply = there.get(id.as_deref()).await;
+        if reply.is_stream() {
+            messages = reply.messages().await;
+        }
+        !messages.is_empty()
+    })
+    .await;
+    assert_eq!(text(messages.last().unwrap()), "slept 1200 ms", "{messages:?}");
+}
+
+/// The methods of the messages that come within a while.
+async fn heard(stream: &mut Answer, wanted: &str) -> bool {
+    let coming = async {
+        loop {
+            if stream.message().await["method"] == wanted {
+                return;
+            }
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(10), coming).await.is_ok()
+}
+
+#[tokio::test]
+async fn r090_a_change_that_one_instance_causes_is_heard_on_the_stream_at_another() {
+    for (transport, era) in [("http", "legacy"), ("sse", "legacy"), ("stdio", "legacy"), ("http", "modern")] {
+        let (fleet, _demo) = in_front_of_demo(transport, era).await;
+        let session = fleet.session(0, "2025-11-25", json!({})).await;
+        let mut stream = fleet.at(2, &session).get(None).await;
+        assert_eq!(stream.status(), 200);
+        // Until the backend is listened to, a change may go by.
+        let causing = fleet.at(1, &session);
+        let (cause, stop) =
+            (tokio_util::sync::CancellationToken::new(), tokio_util::sync::CancellationToken::new());
+        let (begun, stopped) = (cause.clone(), stop.clone());
+        let touching = crate::backends::spawn(async move {
+            begun.cancelled().await;
+            while !stopped.is_cancelled() {
+                causing.tool("touch", json!({})).await;
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        });
+        cause.cancel();
+        assert!(heard(&mut stream, "notifications/tools/list_changed").await, "{transport} {era}");
+        stop.cancel();
+        touching.await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn r090_stateless_clients_hear_at_every_instance() {
+    for (transport, era) in [("http", "legacy"), ("sse", "legacy"), ("stdio", "legacy"), ("http", "modern")] {
+        let (fleet, _demo) = in_front_of_demo(transport, era).await;
+        let filter = json!({ "notifications": { "toolsListChanged": true } });
+        let mut streams = Vec::new();
+        for number in 0..3 {
+            let mut stream =
+                fleet.modern(number, json!({})).request("subscriptions/listen", filter.clone()).await;
+            let first = stream.message().await;
+            assert_eq!(
+                first["method"], "notifications/subscriptions/acknowledged",
+                "{transport} {era}: {first}"
+            );
+            streams.push(stream);
+        }
+        fleet.modern(1, json!({})).tool("touch", json!({})).await;
+        for (number, stream) in streams.iter_mut().enumerate() {
+            assert!(heard(stream, "notifications/tools/list_changed").await, "{transport} {era} at {number}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn r092_what_was_set_at_one_instance_counts_at_all() {
+    for (transport, era) in [("http", "legacy"), ("sse", "legacy"), ("stdio", "legacy"), ("http", "modern")] {
+        let (fleet, _demo) = in_front_of_demo(transport, era).await;
+        let session = fleet.session(0, "2025-11-25", json!({})).await;
+        let mut stream = fleet.at(2, &session).get(None).await;
+        let counter = json!({ "uri": "demo://counter" });
+        let subscribed = session.call("resources/subscribe", counter.clone()).await;
+        assert!(subscribed["result"].is_object(), "{transport} {era}: {subscribed}");
+        let updated = async |stream: &mut Answer| {
+            let there = fleet.at(1, &session);
+            let mut heard = false;
+            eventually(PATIENCE, async || {
+                there.tool("touch", json!({})).await;
+                while let Ok(Some(event)) = stream.event_within(Duration::from_millis(200)).await {
+                    heard |= String::from_utf8_lossy(&event.data).contains("resources/updated");
+                }
+                heard
+            })
+            .await;
+        };
+        updated(&mut stream).await;
+        assert!(session.call("logging/setLevel", json!({ "level": "warning" })).await["result"].is_object());
+        let log = async |level: &str| {
+            let arguments = json!({ "message": "m", "level": level });
+            let call = json!({ "name": "log", "arguments": arguments });
+            let messages = fleet.at(1, &session).request("tools/call", call).await.messages().await;
+            messages.iter().any(|message| message["method"] == "notifications/message")
+        };
+        // What comes on the stream of the session instead, comes too.
+        if transport == "http" {
+            assert!(log("error").await, "{transport} {era}");
+        }
+        assert!(!log("info").await, "{transport} {era}");
+    }
+}
+
+#[tokio::test]
+async fn r009_a_stream_that_is_opened_at_another_instance_takes_the_place_of_the_first() {
+    let (fleet, _demo) = in_front_of_demo("http", "legacy").await;
+    let session = fleet.session(0, "2025-11-25", json!({})).await;
+    let mut first = session.get(None).await;
+    let mut second = fleet.at(1, &session).get(None).await;
+    let ended = async { while first.event().await.is_some() {} };
+    tokio::time::timeout(PATIENCE, ended).await.expect("the first ends");
+    eventually(PATIENCE, async || {
+        fleet.at(2, &session).tool("touch", json!({})).await;
+        let next = second.event_within(Duration::from_millis(300)).await;
+        matches!(next, Ok(Some(event)) if !event.data.is_empty())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_backend_has_one_stream_open_for_a_session_however_many_instances_want_it() {
+    let backend = Backend::start(|r| async move {
+        match r.rpc() {
+            "GET" => {
+                let (reply, stream) = Reply::stream();
+                stream.raw(":\n\n").await;
+                crate::backends::spawn(async move { stream.gone().await });
+                reply
+            }
+            "tools/call" => Reply::result(&r, json!({ "content": [] })),
+            _ => legacy(&r, "s"),
+        }
+    })
+    .await;
+    let fleet = Fleet::start(3, Gateway::setup().url("scripted", &backend.url(), "legacy")).await;
+    let session = fleet.session(0, "2025-11-25", json!({ "elicitation": {} })).await;
+    for number in [0, 1, 2, 0, 1, 2] {
+        fleet.at(number, &session).tool("x", json!({})).await;
+    }
+    let _stream = fleet.at(2, &session).get(None).await;
+    fleet.at(1, &session).tool("x", json!({})).await;
+    let opened = backend.requests_of("GET").iter().filter(|r| r.header("mcp-session-id") == "s").count();
+    assert_eq!(opened, 1);
+}
