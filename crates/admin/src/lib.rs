@@ -2,6 +2,7 @@
 //!
 //! Must not know: the MCP faces, Redis, SQL.
 
+pub mod config;
 pub mod metrics;
 
 use std::sync::Arc;

@@ -38,6 +38,8 @@ pub use self::problem::{Notice, Problem, Problems};
 pub use self::raw::{AuthMode, Era, LogFormat, SessionScope, Transport};
 pub use self::secret::{SealKey, Secret};
 
+use sha2::{Digest as _, Sha256};
+
 use self::check::Checker;
 use self::parse::{MAX_FILE_BYTES, Parsed};
 use self::position::Positions;
@@ -93,6 +95,23 @@ pub struct Loaded {
     pub config: Config,
     /// What was changed or ignored on the way.
     pub notices: Vec<Notice>,
+    /// The files that it was read from.
+    pub files: Vec<FileRead>,
+}
+
+/// A file that a configuration was read from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FileRead {
+    /// Its name, as the operator gave it.
+    pub path: String,
+    /// The SHA-256 of what was in it.
+    pub sha256: [u8; 32],
+}
+
+impl FileRead {
+    fn of(source: &Source) -> Self {
+        Self { path: source.name.clone(), sha256: Sha256::digest(&source.bytes).into() }
+    }
 }
 
 /// A file that was read: the name the operator gave it and its bytes.
@@ -110,7 +129,15 @@ struct Source {
 pub fn load(inputs: &Inputs) -> Result<Loaded, Problems> {
     let config = inputs.config.as_deref().map(read).transpose()?;
     let mcp_servers = inputs.mcp_servers.as_deref().map(read).transpose()?;
-    assemble(config, mcp_servers, &inputs.env, &inputs.overrides)
+    let files = config.iter().chain(&mcp_servers).map(FileRead::of).collect();
+    let loaded = assemble(config, mcp_servers, &inputs.env, &inputs.overrides)?;
+    Ok(Loaded { files, ..loaded })
+}
+
+/// What is in the files of a configuration now; nothing about one that can't be read.
+pub fn look(inputs: &Inputs) -> Vec<Option<FileRead>> {
+    let files = inputs.config.iter().chain(&inputs.mcp_servers);
+    files.map(|path| read(path).ok().map(|source| FileRead::of(&source))).collect()
 }
 
 fn read(path: &Path) -> Result<Source, Problem> {
@@ -164,7 +191,11 @@ fn assemble(
     let (mut problems, mut notices) = checker.finish();
     problems.extend(imported_problems);
     notices.extend(imported_notices);
-    if problems.is_empty() { Ok(Loaded { config, notices }) } else { Err(Problems(problems)) }
+    if problems.is_empty() {
+        Ok(Loaded { config, notices, files: Vec::new() })
+    } else {
+        Err(Problems(problems))
+    }
 }
 
 /// A problem for each imported server that the configuration file declares too.

@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::Router;
 use drawbridge_admin::metrics::Exporter;
 use drawbridge_core::metrics::Metrics;
 use drawbridge_core::seal::SealKey;
@@ -12,8 +13,9 @@ use drawbridge_upstream::process::GuardCommand;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
-use crate::config::{self, Config};
+use crate::config::{self, Config, FileRead, Inputs};
 use crate::listener::{Workers, bind};
+use crate::reload::{self, Status};
 use crate::seal_key;
 use crate::shared_state::Store;
 use crate::wiring::{Wired, Work, wire};
@@ -33,7 +35,7 @@ pub struct Gateway {
     pub admin: SocketAddr,
     /// The bound address of the probes' own listener, if there is one.
     pub probes: Option<SocketAddr>,
-    config: Config,
+    status: Status,
     work: Work,
     /// The listeners of probes, which answer until all else has ended.
     operators: Tasks,
@@ -43,12 +45,18 @@ pub struct Gateway {
 }
 
 impl Gateway {
-    /// Starts a gateway on the current runtime and one more per core. `guard` starts stdio backends.
+    /// Starts a gateway on the current runtime and one more per core. `guard` starts stdio backends. `files` are what
+    /// the configuration was read from.
     ///
     /// # Errors
     ///
     /// If an address is taken, the seal key can't be kept, or a part can't be made.
-    pub fn start(config: Config, keys: Option<Vec<SealKey>>, guard: &GuardCommand) -> anyhow::Result<Self> {
+    pub fn start(
+        config: Config,
+        files: &[FileRead],
+        keys: Option<Vec<SealKey>>,
+        guard: &GuardCommand,
+    ) -> anyhow::Result<Self> {
         let keys = match keys {
             Some(keys) => keys,
             None if config.seal_keys.is_empty() => vec![seal_key::of_directory(&config.data_dir)?],
@@ -67,7 +75,7 @@ impl Gateway {
         let metrics = Arc::<Metrics>::default();
         let (store, state) = Store::open(&config, &metrics, &work.fleet)?;
         let wired = Arc::new(wire(&config, state, metrics, &keys, guard, cores + 1, &work)?);
-        let workers = Arc::new(Workers::start(cores, &wired.front, config.limits.max_header_bytes, &work)?);
+        let workers = Arc::new(Workers::start(cores, &wired.front, &work)?);
         let gateway_public = public.local_addr()?;
         let accepting = {
             let (workers, tasks) = (workers.clone(), work.clients.clone());
@@ -78,7 +86,7 @@ impl Gateway {
             public: gateway_public,
             admin: admin.local_addr()?,
             probes: None,
-            config,
+            status: Status::new(files),
             work,
             operators: Tasks::default(),
             wired,
@@ -86,24 +94,25 @@ impl Gateway {
             workers: Some((workers, accepting)),
         };
         gateway.wired.metrics.configuration.is_applied();
-        gateway.serve_probes(admin)?;
+        let status = gateway.status.clone();
+        let for_operators = drawbridge_admin::config::routes(Arc::new(move || status.read()));
+        gateway.serve_probes(admin, for_operators)?;
         if let Some(listener) = probes {
             gateway.probes = Some(listener.local_addr()?);
-            gateway.serve_probes(listener)?;
+            gateway.serve_probes(listener, Router::new())?;
         }
         gateway.sweep_now_and_then();
-        let name =
-            gateway.config.instance_id.clone().unwrap_or_else(|| format!("pid-{}", std::process::id()));
+        let name = config.instance_id.unwrap_or_else(|| format!("pid-{}", std::process::id()));
         tracing::info!(instance.id = name, public = %gateway.public, admin = %gateway.admin, "started");
         Ok(gateway)
     }
 
-    fn serve_probes(&self, listener: std::net::TcpListener) -> anyhow::Result<()> {
+    fn serve_probes(&self, listener: std::net::TcpListener, more: Router) -> anyhow::Result<()> {
         let listener = TcpListener::from_std(listener)?;
         let wired = self.wired.clone();
         let exporter = Exporter::new(self.wired.metrics.clone(), Arc::new(move || wired.gauges()));
         let routes = drawbridge_admin::probes(self.work.clients.clone(), self.reasons());
-        let routes = routes.merge(exporter.routes());
+        let routes = routes.merge(exporter.routes()).merge(more);
         // Probes are answered while the gateway drains, so that its not being ready can be seen.
         self.operators.spawn("probes", async move {
             let served = axum::serve(listener, routes).await;
@@ -145,6 +154,12 @@ impl Gateway {
         });
     }
 
+    /// Reads the configuration anew when it changes, or on SIGHUP, until the gateway drains. `files` are what it was
+    /// read from for the start.
+    pub fn follow(&self, inputs: Inputs, files: Vec<FileRead>) {
+        reload::follow(inputs, files, &self.wired, &self.status, &self.work.clients);
+    }
+
     /// How many sessions and streams this instance has.
     pub fn load(&self) -> (usize, usize) {
         self.wired.front.load()
@@ -153,7 +168,7 @@ impl Gateway {
     /// Stops taking requests, lets running calls finish within the configured deadline, and ends all that the
     /// gateway started. `hurry` cuts the waiting short. Returns whether every call has finished.
     pub async fn stop(mut self, hurry: impl Future<Output = ()>) -> bool {
-        let config::Drain { delay, deadline } = self.config.drain;
+        let config::Drain { delay, deadline } = self.wired.drain();
         tracing::info!(
             drain.delay_secs = delay.as_secs(),
             drain.deadline_secs = deadline.as_secs(),
@@ -184,7 +199,8 @@ impl Gateway {
             self.work.clients.stop_token().cancel();
         }
         self.wired.front.close().await;
-        let closing = self.wired.backends.iter().map(|backend| backend.close());
+        let backends = self.wired.backends();
+        let closing = backends.iter().map(|backend| backend.close());
         let _ = tokio::time::timeout(BACKEND_TIME, futures_util::future::join_all(closing)).await;
         self.work.backends.finish(BACKEND_TIME).await;
         self.wired.peers.leave().await;

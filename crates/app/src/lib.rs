@@ -1,13 +1,16 @@
 //! The gateway as a program: configuration, command line, wiring and life cycle.
 //!
 //! [`config`] reads what the operator wrote, [`wiring`] makes backends, endpoints and faces of it, [`gateway`]
-//! runs them on one runtime per core and ends them in order. The binary only picks a subcommand.
+//! runs them on one runtime per core and ends them in order. [`live`] goes from one configuration to the next, [`reload`]
+//! says when. The binary only picks a subcommand.
 
 pub mod cli;
 pub mod config;
 pub mod gateway;
 pub mod listener;
+pub mod live;
 pub mod quickstart;
+pub mod reload;
 pub mod seal_key;
 pub mod shared_state;
 pub mod telemetry;

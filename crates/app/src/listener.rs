@@ -61,7 +61,7 @@ impl Workers {
     /// # Errors
     ///
     /// If a thread or runtime can't be made.
-    pub fn start(count: usize, front: &Front, max_header_bytes: usize, work: &Work) -> anyhow::Result<Self> {
+    pub fn start(count: usize, front: &Front, work: &Work) -> anyhow::Result<Self> {
         let mut workers = Self { queues: Vec::new(), threads: Vec::new() };
         for index in 0..count {
             let (queue, accepted) = mpsc::channel(MAX_ACCEPTED);
@@ -69,7 +69,7 @@ impl Workers {
             let (front, work) = (front.clone(), work.clone());
             let thread = std::thread::Builder::new().name(format!("worker-{index}")).spawn(move || {
                 worker::enter(index);
-                runtime.block_on(serve(accepted, front, max_header_bytes, work));
+                runtime.block_on(serve(accepted, front, work));
                 // What is left was told to end; nothing of it may outlive the process.
                 runtime.shutdown_timeout(Duration::from_secs(1));
             })?;
@@ -137,7 +137,7 @@ impl Reports {
 }
 
 /// What speaks HTTP of either version on a connection.
-fn server(max_header_bytes: usize) -> auto::Builder<TokioExecutor> {
+fn server_of(max_header_bytes: usize) -> auto::Builder<TokioExecutor> {
     let mut server = auto::Builder::new(TokioExecutor::new());
     server
         .http1()
@@ -152,20 +152,20 @@ fn server(max_header_bytes: usize) -> auto::Builder<TokioExecutor> {
     server
 }
 
-async fn serve(
-    mut accepted: mpsc::Receiver<std::net::TcpStream>,
-    front: Front,
-    max_header_bytes: usize,
-    work: Work,
-) {
+async fn serve(mut accepted: mpsc::Receiver<std::net::TcpStream>, front: Front, work: Work) {
     let tasks = work.clients;
-    let server = server(max_header_bytes);
+    let mut max_header_bytes = front.max_header_bytes();
+    let mut server = server_of(max_header_bytes);
     loop {
         let stream = tokio::select! {
             stream = accepted.recv() => stream,
             () = tasks.stop_token().cancelled() => None,
         };
         let Some(stream) = stream else { break };
+        if front.max_header_bytes() != max_header_bytes {
+            max_header_bytes = front.max_header_bytes();
+            server = server_of(max_header_bytes);
+        }
         match TcpStream::from_std(stream) {
             Ok(stream) => {
                 tasks.spawn("connection", connection(server.clone(), stream, front.clone(), tasks.clone()))
@@ -267,7 +267,7 @@ mod tests {
         let (stream, _) = listener.accept().await.unwrap();
         client.write_all(words).await.unwrap();
         let begun = tokio::time::Instant::now();
-        let serving = connection(server(8 * 1024), stream, front(), Tasks::default());
+        let serving = connection(server_of(8 * 1024), stream, front(), Tasks::default());
         let closed = tokio::time::timeout(HEADER_TIME * 4, serving).await;
         assert!(closed.is_ok(), "{}", String::from_utf8_lossy(words));
         let lasted = begun.elapsed();

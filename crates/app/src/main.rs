@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use clap::Parser as _;
 use drawbridge_app::cli::{CheckArgs, Cli, Command, DemoServerArgs, QuickstartArgs, ServeArgs};
-use drawbridge_app::config::{self, Config, Inputs};
+use drawbridge_app::config::{self, Inputs, Loaded};
 use drawbridge_app::gateway::Gateway;
 use drawbridge_app::{quickstart, telemetry};
 use drawbridge_upstream::process::{GuardCommand, guard};
@@ -58,21 +58,23 @@ fn environment() -> HashMap<String, String> {
         .collect()
 }
 
-fn load(inputs: &Inputs) -> anyhow::Result<Config> {
+fn load(inputs: &Inputs) -> anyhow::Result<Loaded> {
     let loaded = config::load(inputs)?;
     telemetry::apply(&loaded.config.log);
     for notice in &loaded.notices {
         tracing::warn!("{notice}");
     }
-    Ok(loaded.config)
+    Ok(loaded)
 }
 
 async fn serve(args: ServeArgs) -> anyhow::Result<()> {
-    let config = load(&args.inputs(environment()))?;
+    let inputs = args.inputs(environment());
+    let Loaded { config, files, .. } = load(&inputs)?;
     if config.backends.is_empty() {
         tracing::warn!("no backend is configured; name some in the configuration or with --mcp-servers");
     }
-    let gateway = Gateway::start(config, None, &GuardCommand::default())?;
+    let gateway = Gateway::start(config, &files, None, &GuardCommand::default())?;
+    gateway.follow(inputs, files);
     announce(&gateway);
     until_stopped(gateway).await
 }

@@ -79,7 +79,7 @@ pub fn start(args: &QuickstartArgs) -> anyhow::Result<Started> {
     let demo = RunningDemo::start()?;
     let backend = Backend::new(BackendKind::Http(HttpBackend::new(demo.url.parse()?)));
     config.backends.insert("demo".to_owned(), backend);
-    let gateway = Gateway::start(config, Some(vec![seal_key::ephemeral()]), &GuardCommand::default())?;
+    let gateway = Gateway::start(config, &[], Some(vec![seal_key::ephemeral()]), &GuardCommand::default())?;
     Ok(Started { gateway, demo })
 }
 

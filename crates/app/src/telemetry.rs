@@ -1,6 +1,7 @@
 //! Logs: to standard error, as text or JSON.
 
 mod call;
+mod filter;
 mod output;
 
 use std::borrow::Cow;
@@ -14,12 +15,12 @@ use tracing::{Event, Metadata, Subscriber};
 use tracing_subscriber::fmt::format::{DefaultFields, Format, Full, Json, JsonFields, Writer};
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields, MakeWriter};
 use tracing_subscriber::layer::SubscriberExt as _;
-use tracing_subscriber::registry::{LookupSpan, Registry};
-use tracing_subscriber::reload;
+use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::util::SubscriberInitExt as _;
 use tracing_subscriber::{EnvFilter, field::RecordFields};
 
 use crate::config::{Log, LogFormat};
+use filter::LiveFilter;
 use output::Output;
 
 /// The target of the lines about calls.
@@ -27,7 +28,7 @@ const CALL: &str = "drawbridge::call";
 
 /// The logger of this process.
 struct Logger {
-    filter: reload::Handle<EnvFilter, Registry>,
+    filter: LiveFilter,
     output: Output,
 }
 
@@ -42,20 +43,20 @@ pub fn apply(log: &Log) {
     let mut is_new = false;
     let logger = LOGGER.get_or_init(|| {
         is_new = true;
-        let (filter, handle) = reload::Layer::new(filter());
+        let filter = LiveFilter::new(filter());
         let output = Output::new(io::stderr());
         let lines = tracing_subscriber::fmt::layer()
             .with_ansi(false)
             .fmt_fields(SpanFields)
             .event_format(Lines::default())
-            .with_writer(OneLine(output.clone()));
+            .with_writer(OneLine { to: output.clone(), is_one: false });
         // Another logger may be there, as in tests; and without the thread the lines about calls wait for others.
-        let _ = tracing_subscriber::registry().with(filter).with(lines).try_init();
+        let _ = tracing_subscriber::registry().with(filter.clone()).with(lines).try_init();
         let _ = output.start();
-        Logger { filter: handle, output }
+        Logger { filter, output }
     });
     if !is_new {
-        let _ = logger.filter.reload(filter());
+        logger.filter.replace(filter());
     }
 }
 
@@ -127,17 +128,21 @@ impl<'a> FormatFields<'a> for SpanFields {
 
 /// Writes each event as one line of text, whatever clients and backends have put into it: nobody outside can make
 /// lines that look like the gateway's own.
-struct OneLine<M>(M);
+struct OneLine<M> {
+    to: M,
+    /// What comes is one line as it is.
+    is_one: bool,
+}
 
 impl<'a, M: MakeWriter<'a>> MakeWriter<'a> for OneLine<M> {
     type Writer = OneLine<M::Writer>;
 
     fn make_writer(&'a self) -> Self::Writer {
-        OneLine(self.0.make_writer())
+        OneLine { to: self.to.make_writer(), is_one: false }
     }
 
     fn make_writer_for(&'a self, about: &Metadata<'_>) -> Self::Writer {
-        OneLine(self.0.make_writer_for(about))
+        OneLine { to: self.to.make_writer_for(about), is_one: about.target() == CALL }
     }
 }
 
@@ -145,13 +150,13 @@ impl<W: Write> Write for OneLine<W> {
     /// Takes a whole event, which the logger writes at once.
     fn write(&mut self, event: &[u8]) -> io::Result<usize> {
         // JSON has its own escapes.
-        let line = if is_json() { Cow::Borrowed(event) } else { one_line(event) };
-        self.0.write_all(&line)?;
+        let line = if self.is_one || is_json() { Cow::Borrowed(event) } else { one_line(event) };
+        self.to.write_all(&line)?;
         Ok(event.len())
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        self.0.flush()
+        self.to.flush()
     }
 }
 

@@ -1,6 +1,5 @@
 //! From the checked configuration to backends, endpoints and the public face.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use anyhow::{Context as _, anyhow};
@@ -9,7 +8,7 @@ use drawbridge_core::fleet::Peers;
 use drawbridge_core::metrics::{Gauges, Metrics};
 use drawbridge_core::seal::{KeyRing, SealKey};
 use drawbridge_core::state::SharedState;
-use drawbridge_core::{Backend, BackendName, Endpoint, Recalling, RoundOptions, Rounds, Tasks};
+use drawbridge_core::{Backend, BackendName, RoundOptions, Rounds, Tasks};
 use drawbridge_front::options::FrontOptions;
 use drawbridge_front::{Front, Parts};
 use drawbridge_upstream::http::Target;
@@ -20,21 +19,27 @@ use drawbridge_upstream::{
     TransportChoice,
 };
 use http::{HeaderMap, HeaderName, HeaderValue};
+use parking_lot::Mutex;
 
 use crate::config::{self, BackendKind, Config, Era, Transport};
+use crate::live::Current;
 
-/// The parts of a gateway, made and not yet running.
+/// The parts of a gateway.
 pub struct Wired {
     /// The public face.
     pub front: Front,
-    /// All backends, to be closed at the end.
-    pub backends: Vec<Arc<dyn Backend>>,
     /// To be swept now and then.
     pub events: Arc<EventRing>,
     /// The other instances.
     pub peers: Peers,
     /// What is counted.
     pub metrics: Arc<Metrics>,
+    pub(crate) keys: Arc<KeyRing>,
+    pub(crate) rounds: Arc<Rounds>,
+    pub(crate) means: Means,
+    pub(crate) work: Work,
+    /// What the configuration has made of them.
+    pub(crate) current: Mutex<Current>,
 }
 
 impl Wired {
@@ -71,54 +76,47 @@ pub fn wire(
 ) -> anyhow::Result<Wired> {
     let keys = Arc::new(KeyRing::new(keys)?);
     let peers = Peers::new(state, work.fleet.clone());
-    let cap = ProcessCap::new(config.limits.max_processes);
-    let means = Means { guard, cap: &cap, workers, tasks: &work.backends, metrics: &metrics, peers: &peers };
-    let mut backends: BTreeMap<&str, Arc<dyn Backend>> = BTreeMap::new();
-    for (name, backend) in &config.backends {
-        let made = make_backend(config, name, backend, &means);
-        let made = made.with_context(|| format!("backend \"{name}\""))?;
-        backends.insert(name, Recalling::new(made, backend.cache, &peers, metrics.backend(name)));
-    }
-    let all: Vec<_> = backends.values().cloned().collect();
-    let named = |name: &str| BackendName::parse(name).ok_or_else(|| anyhow!("\"{name}\" is not a name"));
-    let round_options = RoundOptions {
-        answer_timeout: config.limits.answer_timeout,
-        max_rounds: config.limits.max_rounds,
-        max_parked: config.limits.max_parked_calls,
+    let means = Means {
+        guard: guard.clone(),
+        cap: ProcessCap::new(config.limits.max_processes),
+        workers,
+        tasks: work.backends.clone(),
+        metrics: metrics.clone(),
+        peers: peers.clone(),
     };
     // What a parked call still has to say goes to a backend, so it ends with the work there.
-    let rounds = Rounds::new(keys.clone(), round_options, peers.clone(), work.backends.clone());
-    let make_endpoint = |name, backends| {
-        let endpoint = Endpoint::new(name, backends, keys.clone(), rounds.clone());
-        let counted = metrics.endpoint(endpoint.display_name());
-        Arc::new(endpoint.counted(counted))
-    };
-    let mut endpoints = vec![make_endpoint(None, all.clone())];
-    for (name, backend) in &backends {
-        endpoints.push(make_endpoint(Some(named(name)?), vec![backend.clone()]));
-    }
-    for (name, endpoint) in &config.endpoints {
-        let behind = endpoint.backends.iter().filter_map(|b| backends.get(b.as_str()).cloned()).collect();
-        endpoints.push(make_endpoint(Some(named(name)?), behind));
-    }
+    let rounds = Rounds::new(keys.clone(), round_options(config), peers.clone(), work.backends.clone());
     let events = Arc::new(EventRing::new(config.limits.event_log_bytes, config.limits.event_log_ttl));
     let front = Front::new(Parts {
         options: front_options(config),
-        endpoints,
-        keys,
-        rounds,
+        endpoints: Vec::new(),
+        keys: keys.clone(),
+        rounds: rounds.clone(),
         events: events.clone(),
         tasks: work.clients.clone(),
         peers: peers.clone(),
         metrics: metrics.clone(),
     });
-    peers.run();
-    Ok(Wired { front, backends: all, events, peers, metrics })
+    let current = Mutex::new(Current::before(config));
+    let work = work.clone();
+    let wired = Wired { front, events, peers, metrics, keys, rounds, means, work, current };
+    wired.apply(config)?;
+    wired.peers.run();
+    Ok(wired)
 }
 
-fn front_options(config: &Config) -> FrontOptions {
+pub(crate) fn round_options(config: &Config) -> RoundOptions {
+    RoundOptions {
+        answer_timeout: config.limits.answer_timeout,
+        max_rounds: config.limits.max_rounds,
+        max_parked: config.limits.max_parked_calls,
+    }
+}
+
+pub(crate) fn front_options(config: &Config) -> FrontOptions {
     FrontOptions {
         max_body_bytes: config.limits.max_body_bytes,
+        max_header_bytes: config.limits.max_header_bytes,
         max_in_flight: config.limits.max_in_flight,
         max_sessions: config.limits.max_sessions,
         max_streams: config.limits.max_streams,
@@ -134,22 +132,22 @@ fn front_options(config: &Config) -> FrontOptions {
 }
 
 /// What backends are made with, beside what the configuration says.
-struct Means<'a> {
-    guard: &'a GuardCommand,
-    cap: &'a ProcessCap,
+pub(crate) struct Means {
+    guard: GuardCommand,
+    pub(crate) cap: ProcessCap,
     workers: usize,
-    tasks: &'a Tasks,
-    metrics: &'a Metrics,
-    peers: &'a Peers,
+    tasks: Tasks,
+    metrics: Arc<Metrics>,
+    peers: Peers,
 }
 
-fn make_backend(
+pub(crate) fn make_backend(
     config: &Config,
     name: &str,
     backend: &config::Backend,
-    means: &Means<'_>,
+    means: &Means,
 ) -> anyhow::Result<Arc<dyn Backend>> {
-    let (tasks, peers) = (means.tasks, means.peers);
+    let (tasks, peers) = (&means.tasks, &means.peers);
     let name = BackendName::parse(name).ok_or_else(|| anyhow!("not a name"))?;
     let mut options = Options {
         era: match backend.era {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use drawbridge_wire::json;
 use futures_util::future::join_all;
+use tokio_util::sync::CancellationToken;
 
 use crate::aggregate::Aggregate;
 use crate::backend::{Backend, BackendName, Conversation, Description};
@@ -35,6 +36,7 @@ pub struct Endpoint {
     aggregate: Option<Aggregate>,
     rounds: Arc<Rounds>,
     metrics: Arc<metrics::Endpoint>,
+    replaced: CancellationToken,
 }
 
 impl std::fmt::Debug for Endpoint {
@@ -55,7 +57,14 @@ impl Endpoint {
             let names = backends.iter().map(|b| b.name().clone()).collect();
             Aggregate::new(name.as_ref().map(ToString::to_string).unwrap_or_default(), names, keys)
         });
-        Self { name, backends, aggregate, rounds, metrics: Arc::default() }
+        Self {
+            name,
+            backends,
+            aggregate,
+            rounds,
+            metrics: Arc::default(),
+            replaced: CancellationToken::new(),
+        }
     }
 
     /// The same endpoint, whose requests are counted in `metrics`.
@@ -67,6 +76,12 @@ impl Endpoint {
     /// Where its requests are counted.
     pub fn metrics(&self) -> &metrics::Endpoint {
         &self.metrics
+    }
+
+    /// Cancelled when another endpoint has taken its place, or none. Calls that run go on; what lasts for as long as a
+    /// client wants is to end.
+    pub fn replaced(&self) -> &CancellationToken {
+        &self.replaced
     }
 
     /// The backend that a request goes to, as far as that can be told without asking: the only one, the one that the

@@ -9,6 +9,7 @@
 //! ```
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -19,6 +20,7 @@ use drawbridge_wire::{Id, Message, code, json, method};
 use futures_util::future::ready;
 use futures_util::{StreamExt as _, stream};
 use parking_lot::Mutex;
+use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use crate::backend::{Backend, BackendName, Conversation, Description, Scope, Unsolicited};
@@ -48,6 +50,10 @@ struct Memory {
     mirrored: Mirrored,
     cache: Option<Cache>,
     metrics: Arc<metrics::Backend>,
+    /// Requests that the backend has.
+    running: AtomicUsize,
+    /// Rung when it has none any more.
+    quiet: Notify,
     /// Other instances remember too.
     peers: Peers,
     /// When they were told of which change.
@@ -96,6 +102,8 @@ impl Recalling {
             mirrored: Mirrored::new(inner.name().clone()),
             cache: cache.then(Cache::default),
             metrics,
+            running: AtomicUsize::new(0),
+            quiet: Notify::new(),
             peers: peers.clone(),
             told: Mutex::default(),
         };
@@ -104,6 +112,20 @@ impl Recalling {
             peers.tasks().spawn("hear of changes", hear_elsewhere(Arc::downgrade(&memory)));
         }
         Arc::new(Self { inner, memory })
+    }
+}
+
+impl Recalling {
+    /// Resolves when the backend has no request that it has not answered.
+    pub async fn quiet(&self) {
+        let memory = &self.memory;
+        loop {
+            let quiet = memory.quiet.notified();
+            if memory.running.load(Ordering::Acquire) == 0 {
+                return;
+            }
+            quiet.await;
+        }
     }
 }
 
@@ -453,6 +475,7 @@ struct Sent {
 impl Sent {
     fn new(memory: &Arc<Memory>, call: &Call) -> Self {
         let lasts = Method::of(&call.request.method()).lasts();
+        memory.running.fetch_add(1, Ordering::AcqRel);
         Self { memory: memory.clone(), at: Instant::now(), lasts, has_ended: false }
     }
 
@@ -477,6 +500,9 @@ impl Drop for Sent {
     fn drop(&mut self) {
         if !self.has_ended {
             self.end(Outcome::Cancelled);
+        }
+        if self.memory.running.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.memory.quiet.notify_waiters();
         }
     }
 }

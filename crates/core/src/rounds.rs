@@ -34,7 +34,7 @@ use crate::fault::Fault;
 pub use parked::{RETRY, Rounds, retry_of};
 
 /// Bounds of calls that ask.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Copy)]
 pub struct RoundOptions {
     /// How long a client may take to answer, and how long a parked call waits for it.
     pub answer_timeout: Duration,

@@ -5,6 +5,7 @@
 //! conversations with backends, calls in flight, asks that wait for an answer, the standalone stream. All of it
 //! can be lost: a genuine id brings the session back.
 
+mod bound;
 mod calls;
 mod downgrade;
 mod encode;
@@ -28,6 +29,7 @@ use drawbridge_core::seal::KeyRing;
 use drawbridge_core::{Endpoint, Fault, Tasks};
 use parking_lot::Mutex;
 
+use crate::Endpoints;
 use crate::options::FrontOptions;
 use handle::{Handles, SESSION_LIFETIME};
 use session::Session;
@@ -44,8 +46,19 @@ pub struct Legacy {
     tasks: Tasks,
     /// The other instances.
     peers: Peers,
+    limits: Mutex<Limits>,
+}
+
+#[derive(Clone, Copy)]
+struct Limits {
     max_sessions: usize,
     session_idle: Duration,
+}
+
+impl Limits {
+    fn of(options: &FrontOptions) -> Self {
+        Self { max_sessions: options.max_sessions, session_idle: options.session_idle }
+    }
 }
 
 impl Legacy {
@@ -65,9 +78,30 @@ impl Legacy {
             revocations: peers.state().revocations.clone(),
             tasks,
             peers: peers.clone(),
-            max_sessions: options.max_sessions,
-            session_idle: options.session_idle,
+            limits: Mutex::new(Limits::of(options)),
         }
+    }
+
+    /// Keeps to other limits from now on.
+    pub(crate) fn limit(&self, options: &FrontOptions) {
+        *self.limits.lock() = Limits::of(options);
+    }
+
+    /// Lets all sessions go on at the endpoints that there are now. Those whose endpoint is gone are let go.
+    pub(crate) fn follow(&self, endpoints: &Endpoints) {
+        let sessions: Vec<_> = self.by_key.lock().values().filter_map(Weak::upgrade).collect();
+        for session in sessions {
+            let name = session.endpoint().name().map(ToString::to_string);
+            match endpoints.get(&name) {
+                Some(endpoint) => session.move_to(endpoint, &self.tasks),
+                None => {
+                    self.by_key.lock().remove(&session.key);
+                    self.sessions.lock().retain(|_, kept| !Arc::ptr_eq(kept, &session));
+                    session.retire(&self.tasks);
+                }
+            }
+        }
+        self.connections.retire(|name| !endpoints.contains_key(name));
     }
 
     /// The session of a genuine id of this endpoint. One that this instance does not know is made, but not kept:
@@ -79,7 +113,11 @@ impl Legacy {
     ) -> Result<Option<Arc<Session>>, Fault> {
         let known = self.sessions.lock().get(id).cloned();
         if let Some(session) = known {
-            return Ok(session.belongs_to(endpoint).then_some(session));
+            if !session.belongs_to(endpoint) {
+                return Ok(None);
+            }
+            session.move_to(endpoint, &self.tasks);
+            return Ok(Some(session));
         }
         let name = endpoint.name().map(|n| n.as_str().to_owned()).unwrap_or_default();
         let Some(client) = self.handles.open(id, &name).await? else { return Ok(None) };
@@ -94,12 +132,13 @@ impl Legacy {
     /// Keeps a session on this instance, since something of it has to be remembered. Returns the one that is kept,
     /// which is another if two requests brought it back at once.
     pub(crate) fn keep(&self, id: &str, session: Arc<Session>) -> Result<Arc<Session>, Fault> {
+        let limit = self.limits.lock().max_sessions;
         let mut sessions = self.sessions.lock();
         if let Some(kept) = sessions.get(id) {
             return Ok(kept.clone());
         }
-        if sessions.len() >= self.max_sessions && !evict(&mut sessions, &self.tasks) {
-            return Err(Fault::Busy { what: Bounded::Sessions, limit: self.max_sessions });
+        if sessions.len() >= limit && !evict(&mut sessions, &self.tasks) {
+            return Err(Fault::Busy { what: Bounded::Sessions, limit });
         }
         sessions.insert(Arc::from(id), session.clone());
         drop(sessions);
@@ -152,11 +191,12 @@ impl Legacy {
 
     /// Drops what was not used for long.
     pub(crate) fn sweep(&self) {
+        let limit = self.limits.lock().session_idle;
         let idle: Vec<Arc<Session>> = {
             let mut sessions = self.sessions.lock();
             let old: Vec<Arc<str>> = sessions
                 .iter()
-                .filter(|(_, session)| session.idle_for().is_some_and(|idle| idle >= self.session_idle))
+                .filter(|(_, session)| session.idle_for().is_some_and(|idle| idle >= limit))
                 .map(|(id, _)| id.clone())
                 .collect();
             let gone = old.iter().filter_map(|id| sessions.remove(id)).collect();

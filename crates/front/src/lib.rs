@@ -23,6 +23,7 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use arc_swap::{ArcSwap, Guard};
 use axum::body::Body;
 use drawbridge_core::event_log::EventRing;
 use drawbridge_core::fault::Bounded;
@@ -47,16 +48,33 @@ pub struct Front(Arc<Inner>);
 
 /// What the faces share.
 pub(crate) struct Inner {
-    pub(crate) options: FrontOptions,
-    pub(crate) endpoints: HashMap<Option<String>, Arc<Endpoint>>,
+    live: ArcSwap<Live>,
     pub(crate) tasks: Tasks,
-    origins: Origins,
     in_flight: AtomicUsize,
     pub(crate) streams: Arc<OpenStreams>,
     metrics: Arc<Metrics>,
     pub(crate) legacy: Legacy,
     rounds: Arc<Rounds>,
     pub(crate) peers: Peers,
+}
+
+/// What the configuration says, and may say otherwise while the gateway runs. Whoever looks sees all of it before or
+/// all of it after a change.
+pub(crate) struct Live {
+    pub(crate) options: FrontOptions,
+    origins: Origins,
+    endpoints: Endpoints,
+}
+
+/// Endpoints by name; the default one has none.
+pub(crate) type Endpoints = HashMap<Option<String>, Arc<Endpoint>>;
+
+impl Live {
+    fn new(options: FrontOptions, endpoints: Vec<Arc<Endpoint>>) -> Self {
+        let named = |endpoint: Arc<Endpoint>| (endpoint.name().map(ToString::to_string), endpoint);
+        let endpoints = endpoints.into_iter().map(named).collect();
+        Self { origins: Origins::new(&options), options, endpoints }
+    }
 }
 
 /// The parts that a front is made of.
@@ -82,17 +100,10 @@ pub struct Parts {
 impl Front {
     /// A front of `parts`.
     pub fn new(parts: Parts) -> Self {
-        let endpoints = parts
-            .endpoints
-            .into_iter()
-            .map(|endpoint| (endpoint.name().map(ToString::to_string), endpoint))
-            .collect();
         let tasks = parts.tasks.clone();
         let legacy = Legacy::new(&parts.options, parts.keys, parts.events, tasks, &parts.peers);
         let inner = Arc::new(Inner {
-            origins: Origins::new(&parts.options),
-            options: parts.options,
-            endpoints,
+            live: ArcSwap::from_pointee(Live::new(parts.options, parts.endpoints)),
             tasks: parts.tasks,
             in_flight: AtomicUsize::new(0),
             streams: Arc::default(),
@@ -103,6 +114,26 @@ impl Front {
         });
         legacy::fleet::attend(&inner);
         Self(inner)
+    }
+
+    /// Goes by another configuration from now on. Calls go on where they are; sessions and listeners of an endpoint that
+    /// is another one now move to it, or are told to come back.
+    pub fn apply(&self, options: FrontOptions, endpoints: Vec<Arc<Endpoint>>) {
+        let inner = &self.0;
+        inner.legacy.limit(&options);
+        let new = Arc::new(Live::new(options, endpoints));
+        let old = inner.live.swap(new.clone());
+        for (name, endpoint) in &old.endpoints {
+            if !new.endpoints.get(name).is_some_and(|other| Arc::ptr_eq(other, endpoint)) {
+                endpoint.replaced().cancel();
+            }
+        }
+        inner.legacy.follow(&new.endpoints);
+    }
+
+    /// The largest section of headers that a request may have, in bytes.
+    pub fn max_header_bytes(&self) -> usize {
+        self.0.live().options.max_header_bytes
     }
 
     /// Ends what was not used for long. To be called now and then.
@@ -147,7 +178,7 @@ impl Front {
 
     async fn answer(&self, request: Request<Body>) -> Response<Body> {
         let inner = &self.0;
-        let origin = match inner.origins.check(request.headers(), request.uri()) {
+        let origin = match inner.live().origins.check(request.headers(), request.uri()) {
             Ok(origin) => origin,
             Err(refusal) => return refusal.into_response(),
         };
@@ -179,9 +210,19 @@ impl Drop for Admitted {
 }
 
 impl Inner {
+    /// What the configuration says now.
+    pub(crate) fn live(&self) -> Guard<Arc<Live>> {
+        self.live.load()
+    }
+
+    /// The endpoint of this name, if there is one now.
+    pub(crate) fn endpoint(&self, name: &Option<String>) -> Option<Arc<Endpoint>> {
+        self.live().endpoints.get(name).cloned()
+    }
+
     fn admit(self: &Arc<Self>) -> Result<Admitted, Fault> {
         let admitted = Admitted(self.clone());
-        let limit = self.options.max_in_flight;
+        let limit = self.live().options.max_in_flight;
         if self.in_flight.fetch_add(1, Ordering::Relaxed) >= limit {
             return Err(Fault::Busy { what: Bounded::Requests, limit });
         }
@@ -191,8 +232,8 @@ impl Inner {
     async fn serve(self: Arc<Self>, request: Request<Body>) -> Result<Response<Body>, Refusal> {
         let (head, body) = request.into_parts();
         let route = route::parse(head.uri.path()).ok_or_else(|| Refusal::not_found("no such path"))?;
-        let endpoint = self.endpoints.get(&route.endpoint).cloned();
-        let endpoint = endpoint.ok_or_else(|| Refusal::not_found("no such endpoint"))?;
+        let endpoint =
+            self.endpoint(&route.endpoint).ok_or_else(|| Refusal::not_found("no such endpoint"))?;
         match (route.transport, &head.method) {
             (Transport::StreamableHttp, &Method::POST) => self.post(endpoint, &head, body).await,
             (Transport::StreamableHttp, &(Method::GET | Method::DELETE)) if is_modern(&head) => {
@@ -204,8 +245,8 @@ impl Inner {
             (Transport::StreamableHttp, &Method::DELETE) => {
                 legacy::http::delete(&self, &endpoint, &head.headers).await
             }
-            (Transport::Sse, &Method::GET) => legacy::sse::open(&self, &route, &endpoint, &head.headers),
-            (Transport::Messages, &Method::POST) => legacy::sse::post(&self, &endpoint, &head, body).await,
+            (Transport::Sse, &Method::GET) => legacy::sse::open(&self, &route, &head.headers),
+            (Transport::Messages, &Method::POST) => legacy::sse::post(&self, &route, &head, body).await,
             _ => Err(Refusal::status(StatusCode::METHOD_NOT_ALLOWED, "method not allowed here")),
         }
     }
@@ -217,7 +258,7 @@ impl Inner {
         body: Body,
     ) -> Result<Response<Body>, Refusal> {
         reply::check_media(&head.headers)?;
-        let text = body::read(body, self.options.max_body_bytes).await?;
+        let text = body::read(body, self.live().options.max_body_bytes).await?;
         let incoming =
             drawbridge_wire::message::Incoming::parse(text, MAX_BATCH).map_err(|e| Refusal::invalid(&e))?;
         if modern::claims(head, &incoming) {

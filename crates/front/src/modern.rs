@@ -3,6 +3,7 @@
 mod check;
 mod encode;
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::Instant;
@@ -20,7 +21,7 @@ use http::request::Parts;
 use http::{Response, StatusCode};
 
 use crate::Inner;
-use crate::record::{End, Record};
+use crate::record::{self, Record};
 use crate::reply::{self, Refusal};
 use crate::stream::{EventBody, StreamPermit};
 use encode::{Encoder, Out};
@@ -92,7 +93,7 @@ pub(crate) async fn post(
     if message.method() == method::DISCOVER {
         return match discover(endpoint, &client, &message).await {
             Ok(answer) => {
-                record.end(End::OK, answer.status());
+                record.end(record::End::OK, answer.status());
                 Ok(answer)
             }
             Err(refusal) => Err(record.refused(refusal)),
@@ -148,7 +149,7 @@ async fn call(
     let is_listen = request.method() == method::LISTEN;
     let kind = if is_listen { Stream::Listen } else { Stream::Call };
     let permit = |inner: &Inner| {
-        StreamPermit::take(&inner.streams, kind, inner.options.max_streams)
+        StreamPermit::take(&inner.streams, kind, inner.live().options.max_streams)
             .map_err(|fault| Refusal::unavailable(&fault))
     };
     let listening = match is_listen.then(|| permit(inner)).transpose() {
@@ -164,7 +165,7 @@ async fn call(
     let who: Arc<dyn Conversing> =
         Arc::new(Sessionless { client: client.clone(), endpoint: endpoint.clone() });
     let mut events = endpoint.call(&who, Call { request, client, params_headers });
-    let wait = tokio::time::sleep(inner.options.sse_after);
+    let wait = tokio::time::sleep(inner.live().options.sse_after);
     tokio::pin!(wait);
     let mut first = None;
     loop {
@@ -193,8 +194,8 @@ async fn call(
     if let Some(payload) = first {
         sse::encode(None, payload).pieces().iter().for_each(|piece| opening.extend_from_slice(piece));
     }
-    let source = stream_of(inner, encoder, events, is_listen);
-    Ok(reply::event_stream(EventBody::body(opening.freeze(), source, &inner.options, permit)))
+    let source = stream_of(inner, encoder, events, is_listen.then(|| endpoint.clone()));
+    Ok(reply::event_stream(EventBody::body(opening.freeze(), source, &inner.live().options, permit)))
 }
 
 /// Waits for the answer where no stream is free for what comes before it. The call runs already: to refuse it now would
@@ -208,24 +209,40 @@ async fn without_stream(mut encoder: Encoder, mut events: Events) -> Result<Resp
     Err(Refusal::status(StatusCode::BAD_GATEWAY, "the call has no answer"))
 }
 
-/// The rest of a call as events. Dropping it drops the call, which cancels it. A listen is ended in good order when
-/// the gateway drains.
+/// The rest of a call as events. Dropping it drops the call, which cancels it. A listen, to the endpoint `listened`, is
+/// ended in good order when the gateway drains or the endpoint is replaced.
 fn stream_of(
     inner: &Arc<Inner>,
     mut encoder: Encoder,
     mut events: Events,
-    is_listen: bool,
+    listened: Option<Arc<Endpoint>>,
 ) -> crate::stream::Source {
-    let mut draining = Box::pin(inner.tasks.drain_token().clone().cancelled_owned());
+    let mut ends = listened.map(|endpoint| {
+        let (drain, replaced) = (inner.tasks.drain_token().clone(), endpoint.replaced().clone());
+        Box::pin(async move {
+            tokio::select! {
+                () = drain.cancelled() => End::Drain,
+                () = replaced.cancelled() => End::Replaced,
+            }
+        })
+    });
+    let mut last = VecDeque::new();
     let mut ended = false;
     Box::pin(futures_util::stream::poll_fn(move |cx| {
         loop {
+            if let Some(payload) = last.pop_front() {
+                return Poll::Ready(Some(sse::encode(None, payload)));
+            }
             if ended {
                 return Poll::Ready(None);
             }
-            if is_listen && draining.as_mut().poll(cx).is_ready() {
+            if let Some(Poll::Ready(end)) = ends.as_mut().map(|ends| ends.as_mut().poll(cx)) {
                 ended = true;
-                return Poll::Ready(Some(sse::encode(None, encoder.end_of_listen())));
+                if end == End::Replaced {
+                    last.extend(encoder.all_has_changed());
+                }
+                last.push_back(encoder.end_of_listen());
+                continue;
             }
             let event: Option<Event> = std::task::ready!(events.poll_next_unpin(cx));
             let Some(event) = event else { return Poll::Ready(None) };
@@ -235,6 +252,14 @@ fn stream_of(
             }
         }
     }))
+}
+
+/// Why a listen ends, if not by itself.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum End {
+    Drain,
+    /// The endpoint is another one now.
+    Replaced,
 }
 
 /// The client of a checked request.

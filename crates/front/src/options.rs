@@ -7,6 +7,8 @@ use std::time::Duration;
 pub struct FrontOptions {
     /// The largest request body, in bytes.
     pub max_body_bytes: usize,
+    /// The largest section of headers, in bytes; for whoever reads them.
+    pub max_header_bytes: usize,
     /// Requests being answered at once.
     pub max_in_flight: usize,
     /// Sessions that something is kept for, on this instance.
@@ -36,6 +38,7 @@ impl Default for FrontOptions {
     fn default() -> Self {
         Self {
             max_body_bytes: 4 << 20,
+            max_header_bytes: 64 << 10,
             max_in_flight: 10_000,
             max_sessions: 100_000,
             max_streams: 10_000,

@@ -182,6 +182,13 @@ impl Setup {
         self
     }
 
+    /// The configuration file of a gateway that keeps its data in `dir`.
+    pub fn yaml(&self, dir: &Path) -> String {
+        let backends =
+            if self.backends.is_empty() { String::new() } else { format!("backends:\n{}", self.backends) };
+        format!("data_dir: {}\n{}{backends}", dir.join("data").display(), self.rest)
+    }
+
     /// Starts it.
     pub async fn start(self) -> Gateway {
         Gateway::start_in(self, TempDir::new().unwrap()).await
@@ -208,12 +215,8 @@ impl Gateway {
     }
 
     async fn start_in(setup: Setup, dir: TempDir) -> Self {
-        let backends =
-            if setup.backends.is_empty() { String::new() } else { format!("backends:\n{}", setup.backends) };
-        let data = dir.path().join("data");
-        let yaml = format!("data_dir: {}\n{}{backends}", data.display(), setup.rest);
         let file = dir.path().join("drawbridge.yaml");
-        std::fs::write(&file, yaml).unwrap();
+        std::fs::write(&file, setup.yaml(dir.path())).unwrap();
         let mut command = command();
         command.arg("serve").arg("--config").arg(&file);
         command.args(["--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"]);
@@ -226,6 +229,16 @@ impl Gateway {
     /// The directory with its configuration (`drawbridge.yaml`) and data (`data`).
     pub fn dir(&self) -> &Path {
         self.dir.path()
+    }
+
+    /// Writes another configuration into its file, which it will notice.
+    ///
+    /// # Panics
+    ///
+    /// If that fails.
+    pub fn write_config(&mut self, setup: Setup) {
+        std::fs::write(self.dir.path().join("drawbridge.yaml"), setup.yaml(self.dir.path())).unwrap();
+        self.setup = setup;
     }
 
     /// `host:port` of the public listener.

@@ -50,7 +50,7 @@ pub struct ProcessOptions {
 #[derive(Debug, Clone)]
 pub struct ProcessCap {
     permits: Arc<Semaphore>,
-    limit: usize,
+    limit: Arc<AtomicUsize>,
     /// Whose processes count.
     launchers: Arc<Mutex<Vec<Weak<Launcher>>>>,
 }
@@ -65,7 +65,29 @@ const END_TIME: Duration = Duration::from_secs(1);
 impl ProcessCap {
     /// At most `limit` processes.
     pub fn new(limit: usize) -> Self {
-        Self { permits: Arc::new(Semaphore::new(limit)), limit, launchers: Arc::default() }
+        let (permits, limit) = (Arc::new(Semaphore::new(limit)), Arc::new(AtomicUsize::new(limit)));
+        Self { permits, limit, launchers: Arc::default() }
+    }
+
+    fn limit(&self) -> usize {
+        self.limit.load(Ordering::Relaxed)
+    }
+
+    /// Allows `limit` processes from now on. If more run, no other is started until enough of them have ended.
+    pub fn resize(&self, limit: usize, tasks: &Tasks) {
+        let before = self.limit.swap(limit, Ordering::Relaxed);
+        let more = limit.saturating_sub(before);
+        self.permits.add_permits(more);
+        let fewer = before.saturating_sub(limit);
+        let in_use = u32::try_from(fewer - self.permits.forget_permits(fewer)).unwrap_or(u32::MAX);
+        if in_use > 0 {
+            let taken = self.permits.clone().acquire_many_owned(in_use);
+            tasks.spawn("allow fewer processes", async move {
+                if let Ok(permits) = taken.await {
+                    permits.forget();
+                }
+            });
+        }
     }
 
     /// A permit for one more process. Whoever has to wait for it ends idle ones to make room.
@@ -174,7 +196,7 @@ impl Launcher {
             Ok(None) => Err(Fault::Draining),
             Err(_) => {
                 tracing::warn!(
-                    backend.name = %self.options.name, backend.max_processes = self.own.limit, limits.max_processes = self.cap.limit,
+                    backend.name = %self.options.name, backend.max_processes = self.own.limit(), limits.max_processes = self.cap.limit(),
                     "no process became free in time"
                 );
                 Err(self.options.late(Deadline::Queue))

@@ -82,7 +82,7 @@ pub struct Rounds {
     keys: Arc<KeyRing>,
     /// Calls may wait at other instances too.
     peers: Peers,
-    options: RoundOptions,
+    options: Mutex<RoundOptions>,
     tasks: Tasks,
     parked: Mutex<HashMap<u128, Parked, ahash::RandomState>>,
 }
@@ -110,11 +110,16 @@ struct Running {
 impl Rounds {
     /// Bounds, the keys that seal states, and the other instances. Work that outlives its client runs among `tasks`.
     pub fn new(keys: Arc<KeyRing>, options: RoundOptions, peers: Peers, tasks: Tasks) -> Arc<Self> {
-        Arc::new(Self { keys, peers, options, tasks, parked: Mutex::default() })
+        Arc::new(Self { keys, peers, options: Mutex::new(options), tasks, parked: Mutex::default() })
     }
 
-    pub(crate) fn options(&self) -> &RoundOptions {
-        &self.options
+    pub(crate) fn options(&self) -> RoundOptions {
+        *self.options.lock()
+    }
+
+    /// Other bounds from now on. Calls that wait already keep theirs.
+    pub fn set_options(&self, options: RoundOptions) {
+        *self.options.lock() = options;
     }
 
     /// How many calls wait.
@@ -300,7 +305,7 @@ impl Running {
                 refuse(ask);
                 continue;
             }
-            if self.count >= self.rounds.options.max_rounds {
+            if self.count >= self.rounds.options().max_rounds {
                 give_up(ask, "the call asks too often (limits.max_rounds)");
                 continue;
             }
@@ -334,16 +339,16 @@ impl Running {
         let rounds = self.rounds.clone();
         let id: u128 = rand::random();
         let asks = self.pending.iter().map(Pending::shown).collect();
-        let state =
-            self.seal(&Continues::Parked(rounds.peers.instance().clone(), id), rounds.options.answer_timeout);
+        let state = self
+            .seal(&Continues::Parked(rounds.peers.instance().clone(), id), rounds.options().answer_timeout);
         let parked = Parked {
             events: self.events,
             pending: self.pending,
             keys: self.keys,
             rounds: self.count + 1,
-            until: Instant::now() + rounds.options.answer_timeout,
+            until: Instant::now() + rounds.options().answer_timeout,
         };
-        let limit = rounds.options.max_parked;
+        let limit = rounds.options().max_parked;
         if rounds.count() >= limit {
             // Those whose time is over need not wait for their turn to be ended.
             rounds.sweep();

@@ -13,6 +13,7 @@ use drawbridge_core::{Conversing, Tasks};
 use drawbridge_wire::{Id, Message, Payload, sse};
 use futures_util::{Stream, StreamExt as _};
 
+use super::bound::Bound;
 use super::encode::{self, Out};
 use super::fleet;
 use super::session::{InFlight, Session, Transport};
@@ -28,6 +29,8 @@ pub(super) struct CallMessages {
     ready: VecDeque<Out>,
     ended: bool,
     record: Record,
+    /// Kept until the end of the call.
+    bound: Option<Arc<Bound>>,
 }
 
 impl CallMessages {
@@ -35,12 +38,15 @@ impl CallMessages {
     pub(super) fn start(session: &Arc<Session>, request: Message, record: Record) -> Option<Self> {
         let id = request.id()?;
         let method = request.method().into_owned();
-        let who: Arc<dyn Conversing> = session.clone();
+        let bound = session.bound();
+        let who: Arc<dyn Conversing> = bound.clone();
         let client = session.client().clone();
         let call = Call { request, client, params_headers: smallvec::SmallVec::new() };
         let in_flight = session.begin(id);
-        let events = session.endpoint.call(&who, call);
-        Some(Self::new(session, in_flight, method, events, record))
+        let events = bound.endpoint.call(&who, call);
+        let mut messages = Self::new(session, in_flight, method, events, record);
+        messages.bound = Some(bound);
+        Some(messages)
     }
 
     /// A call that was started elsewhere.
@@ -56,7 +62,7 @@ impl CallMessages {
         record: Record,
     ) -> Self {
         let (session, ready) = (session.clone(), VecDeque::new());
-        Self { session, call, method, events, ready, ended: false, record }
+        Self { session, call, method, events, ready, ended: false, record, bound: None }
     }
 
     /// Notes the end of the call.

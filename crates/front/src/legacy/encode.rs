@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use drawbridge_core::call::{Event, Reply, Shape};
-use drawbridge_core::{Client, Conversing as _, Fault};
+use drawbridge_core::{Client, Fault};
 use drawbridge_wire::message::Field;
 use drawbridge_wire::{Edit, Id, Kind, Message, Payload, ProtocolVersion, RpcError, code, json, method};
 use smallvec::SmallVec;

@@ -295,7 +295,7 @@ async fn post(inner: &Arc<Inner>, opening: Bytes, channel: &Channel) {
 async fn retry(inner: &Arc<Inner>, opening: &Bytes, channel: Channel) {
     let Some((name, call)) = retry_of(opening) else { return };
     let name = Some(name).filter(|name| !name.is_empty());
-    let Some(endpoint) = inner.endpoints.get(&name).cloned() else { return };
+    let Some(endpoint) = inner.endpoint(&name) else { return };
     let who: Arc<dyn Conversing> =
         Arc::new(Sessionless { client: call.client.clone(), endpoint: endpoint.clone() });
     serve(channel, endpoint.call(&who, call)).await;

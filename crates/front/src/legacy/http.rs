@@ -304,7 +304,7 @@ pub(super) fn receive(inner: &Inner, session: &Arc<Session>, message: Message) -
         },
         Kind::Request => {
             let id = message.id();
-            let mut record = Record::begin(&session.endpoint, Era::Legacy, &message);
+            let mut record = Record::begin(&session.endpoint(), Era::Legacy, &message);
             let mut refused = |error: RpcError| {
                 record.end(End::error(Outcome::Refused, error.code), StatusCode::OK);
                 Box::new(error.to_message(id.as_ref()))
@@ -379,7 +379,7 @@ async fn respond(
             }
         }
     };
-    let outcome = tokio::time::timeout(inner.options.sse_after, all_terminal).await;
+    let outcome = tokio::time::timeout(inner.live().options.sse_after, all_terminal).await;
     let (session, mut answers) = session.map_or((None, Vec::new()), |(s, early)| (Some(s), early));
     answers.append(&mut ready);
     if let Ok(Some(answered)) = outcome {
@@ -389,7 +389,8 @@ async fn respond(
         }
         return Ok(reply::json(StatusCode::OK, joined(answers, batch)));
     }
-    let Ok(permit) = StreamPermit::take(&inner.streams, Stream::Call, inner.options.max_streams) else {
+    let Ok(permit) = StreamPermit::take(&inner.streams, Stream::Call, inner.live().options.max_streams)
+    else {
         return Ok(without_stream(held, session, before_answers, answers, batch).await);
     };
     held.is(Transport::Stream);
@@ -399,7 +400,7 @@ async fn respond(
         let stream = held.first_serial().unwrap_or(STANDALONE);
         let log = Log::new(session, stream, held.only_id());
         if session.client().version.primes_streams() {
-            let retry = u64::try_from(inner.options.retry.as_millis()).ok();
+            let retry = u64::try_from(inner.live().options.retry.as_millis()).ok();
             opening.extend_from_slice(&sse::encode_priming(&log.event_id(0), retry));
         }
         held.log(log);
@@ -411,7 +412,7 @@ async fn respond(
     for payload in answers {
         held.write(payload).pieces().iter().for_each(|piece| opening.extend_from_slice(piece));
     }
-    let body = EventBody::body(opening.freeze(), calls::stream_of(held), &inner.options, permit);
+    let body = EventBody::body(opening.freeze(), calls::stream_of(held), &inner.live().options, permit);
     Ok(reply::event_stream(body))
 }
 
@@ -472,7 +473,7 @@ pub(crate) async fn get(
         Some(place) if place.stream != STANDALONE => Stream::Call,
         _ => Stream::Standalone,
     };
-    let permit = StreamPermit::take(&inner.streams, kind, inner.options.max_streams)
+    let permit = StreamPermit::take(&inner.streams, kind, inner.live().options.max_streams)
         .map_err(|f| Refusal::unavailable(&f))?;
     let mut opening = bytes::BytesMut::from(&b":\n\n"[..]);
     let source = match &place {
@@ -480,12 +481,12 @@ pub(crate) async fn get(
         None => resume::standalone(inner, &session, None),
     };
     if place.is_none() && session.client().version.primes_streams() {
-        let retry = u64::try_from(inner.options.retry.as_millis()).ok();
+        let retry = u64::try_from(inner.live().options.retry.as_millis()).ok();
         let first = calls::event_id(&session.instance, STANDALONE, session.standalone_seq());
         opening.extend_from_slice(&sse::encode_priming(&first, retry));
     }
     let source = until_drain(inner, source);
-    Ok(reply::event_stream(EventBody::body(opening.freeze(), source, &inner.options, permit)))
+    Ok(reply::event_stream(EventBody::body(opening.freeze(), source, &inner.live().options, permit)))
 }
 
 /// The same stream, ended when the gateway drains: the client comes back to another instance.

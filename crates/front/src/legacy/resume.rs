@@ -111,7 +111,7 @@ fn remains(session: &Arc<Session>, place: &Place, page: Option<Page>) -> Source 
         .map(|(seq, text)| place.event(seq, text))
         .collect();
     if !finished && let Some(id) = &place.id {
-        let backend = session.endpoint.backend_names();
+        let backend = session.endpoint().backend_names();
         let detail = "the gateway's instance that had the call is gone".to_owned();
         let fault = Fault::OutcomeUnknown { backend, detail };
         let text = fault.to_rpc_error().to_message(Some(id)).bytes().clone();

@@ -1,29 +1,32 @@
 //! What an instance keeps for a session: everything here can be lost without ending the session.
 
 use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use drawbridge_core::backend::{Scope, Unsolicited};
+use drawbridge_core::backend::Unsolicited;
 use drawbridge_core::call::{Ask, AskKey, Event};
 use drawbridge_core::event_log::{EventRing, SessionKey, StreamKey};
 use drawbridge_core::fleet::Peers;
 use drawbridge_core::state::InstanceId;
-use drawbridge_core::{Client, Conversation, Conversing, Endpoint};
-use drawbridge_wire::{Id, Message, RpcError, code};
+use drawbridge_core::{Client, Endpoint, Tasks};
+use drawbridge_wire::{Id, Message, RpcError, code, method};
 use futures_util::task::AtomicWaker;
 use parking_lot::Mutex;
-use smallvec::SmallVec;
 use tokio::sync::oneshot;
 
+use super::bound::Bound;
 use super::encode;
 
 /// The standalone stream's number; streams of calls have others.
 pub(super) const STANDALONE: u64 = 0;
 /// Messages that wait for a client to open its standalone stream; the oldest go first.
 const MAX_WAITING: usize = 256;
+/// What a client is told whose endpoint has changed.
+const LIST_CHANGES: [&str; 3] =
+    [method::TOOLS_LIST_CHANGED, method::PROMPTS_LIST_CHANGED, method::RESOURCES_LIST_CHANGED];
 /// Asks that wait for an answer at once, per session.
 const MAX_ASKS: usize = 256;
 
@@ -113,7 +116,6 @@ struct Pending {
 
 #[derive(Default)]
 struct State {
-    conversations: SmallVec<[(usize, Arc<dyn Conversation>); 1]>,
     in_flight: Vec<Arc<InFlight>>,
     asks: HashMap<AskKey, Pending>,
     standalone: Standalone,
@@ -121,12 +123,9 @@ struct State {
 
 /// A session on this instance.
 pub struct Session {
-    me: Weak<Session>,
     pub(super) key: SessionKey,
     client: Arc<Client>,
-    /// The client as backends see it.
-    towards: Arc<Client>,
-    pub(super) endpoint: Arc<Endpoint>,
+    bound: Mutex<Arc<Bound>>,
     pub(super) instance: InstanceId,
     pub(super) peers: Peers,
     pub(super) events: Arc<EventRing>,
@@ -145,11 +144,9 @@ impl Session {
         events: Arc<EventRing>,
     ) -> Arc<Self> {
         Arc::new_cyclic(|me| Self {
-            me: me.clone(),
             key,
-            towards: endpoint.towards_backends(&client),
+            bound: Mutex::new(Arc::new(Bound::new(endpoint, client.clone(), key, me.clone()))),
             client,
-            endpoint,
             instance: peers.instance().clone(),
             peers,
             events,
@@ -160,8 +157,59 @@ impl Session {
         })
     }
 
+    /// Who the client is.
+    pub(super) fn client(&self) -> &Arc<Client> {
+        &self.client
+    }
+
+    /// What the session has at its endpoint.
+    pub(super) fn bound(&self) -> Arc<Bound> {
+        self.bound.lock().clone()
+    }
+
+    /// Its endpoint.
+    pub(super) fn endpoint(&self) -> Arc<Endpoint> {
+        self.bound.lock().endpoint.clone()
+    }
+
+    /// Whether it is a session of this endpoint, or of the one that had its place before.
     pub(super) fn belongs_to(&self, endpoint: &Arc<Endpoint>) -> bool {
-        Arc::ptr_eq(&self.endpoint, endpoint)
+        let bound = self.bound.lock();
+        Arc::ptr_eq(&bound.endpoint, endpoint) || bound.endpoint.name() == endpoint.name()
+    }
+
+    /// Goes on at the endpoint that has taken the place of its own. The client is told that all lists may have
+    /// changed, if it listens.
+    pub(super) fn move_to(&self, endpoint: &Arc<Endpoint>, tasks: &Tasks) {
+        let left = {
+            let mut bound = self.bound.lock();
+            // A request that has begun before the change must not bring the session back.
+            if Arc::ptr_eq(&bound.endpoint, endpoint) || endpoint.replaced().is_cancelled() {
+                return;
+            }
+            let next = Arc::new(bound.moved_to(endpoint, tasks));
+            std::mem::replace(&mut *bound, next)
+        };
+        drop(left);
+        let (listens, is_here) = {
+            let state = self.state.lock();
+            (state.standalone.receiver != 0, state.standalone.is_here())
+        };
+        if listens {
+            self.bound().listen();
+        }
+        if is_here {
+            for changed in LIST_CHANGES {
+                self.deliver(Event::Notify(Message::notification(changed, b"{}")));
+            }
+        }
+    }
+
+    /// The session is no more, since its endpoint is not. Calls that run go on.
+    pub(super) fn retire(&self, tasks: &Tasks) {
+        self.ended.store(true, Ordering::Release);
+        self.standalone_waker.wake();
+        self.bound().leave(tasks);
     }
 
     pub(super) fn touch(&self) {
@@ -195,16 +243,14 @@ impl Session {
 
     /// Ends its conversations with backends.
     pub(super) async fn close(&self) {
-        let conversations = std::mem::take(&mut self.state.lock().conversations);
-        for (_, conversation) in conversations {
+        for conversation in self.bound().take() {
             conversation.close().await;
         }
     }
 
     /// Leaves them to other instances.
     pub(super) async fn leave(&self) {
-        let conversations = std::mem::take(&mut self.state.lock().conversations);
-        for (_, conversation) in conversations {
+        for conversation in self.bound().take() {
             conversation.leave().await;
         }
     }
@@ -308,8 +354,7 @@ impl Session {
     /// Passes a notification of the client on to all backends that are in conversation.
     pub(super) async fn notify(&self, notification: Message) {
         self.touch();
-        let conversations: Vec<_> = self.state.lock().conversations.iter().map(|(_, c)| c.clone()).collect();
-        for conversation in conversations {
+        for conversation in self.bound().conversations() {
             conversation.notify(notification.clone()).await;
         }
     }
@@ -330,9 +375,7 @@ impl Session {
         };
         self.standalone_waker.wake();
         self.touch();
-        for index in 0..self.endpoint.backends().len() {
-            self.conversation(index).listen();
-        }
+        self.bound().listen();
         opening
     }
 
@@ -365,7 +408,7 @@ impl Session {
             let Standalone { seq, openings, announced, .. } = state.standalone;
             let waiting = VecDeque::new();
             state.standalone = Standalone { seq, waiting, receiver: 0, openings, moved: true, announced };
-            state.conversations.iter().for_each(|(_, conversation)| conversation.stop_listening());
+            self.stop_listening();
         }
         self.standalone_waker.wake();
         self.touch();
@@ -384,10 +427,15 @@ impl Session {
         let was_receiver = state.standalone.receiver == opening;
         if was_receiver {
             state.standalone.receiver = 0;
-            state.conversations.iter().for_each(|(_, conversation)| conversation.stop_listening());
+            // Before somebody opens another one.
+            self.stop_listening();
         }
         drop(state);
         self.touch();
+    }
+
+    fn stop_listening(&self) {
+        self.bound().conversations().iter().for_each(|conversation| conversation.stop_listening());
     }
 
     /// The next message of the standalone stream: `Err` when this opening is not the receiver any more.
@@ -421,24 +469,6 @@ impl Session {
 
 /// Another stream is the receiver now.
 pub(super) struct Displaced;
-
-impl Conversing for Session {
-    fn client(&self) -> &Arc<Client> {
-        &self.client
-    }
-
-    fn conversation(&self, index: usize) -> Arc<dyn Conversation> {
-        let mut state = self.state.lock();
-        if let Some((_, conversation)) = state.conversations.iter().find(|(i, _)| *i == index) {
-            return conversation.clone();
-        }
-        let sink: Weak<dyn Unsolicited> = self.me.clone();
-        let backend = self.endpoint.backends()[index].clone();
-        let conversation = backend.open(&self.towards, Scope::Session(self.key), Some(sink));
-        state.conversations.push((index, conversation.clone()));
-        conversation
-    }
-}
 
 impl Unsolicited for Session {
     /// An ask goes to the call in flight if there is just one, since a backend asks because it was called; all

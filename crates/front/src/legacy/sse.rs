@@ -33,10 +33,13 @@ const MAX_QUEUED: usize = 1024;
 
 struct Connection {
     out: mpsc::Sender<Bytes>,
-    endpoint: Arc<Endpoint>,
+    /// The name of its endpoint.
+    endpoint: Option<String>,
     session: Mutex<Option<Arc<Session>>>,
     /// Ends everything that belongs to the connection.
     closed: tokio_util::sync::CancellationToken,
+    /// Its endpoint is gone: it ends when no call is running.
+    retired: tokio_util::sync::CancellationToken,
 }
 
 impl Connection {
@@ -49,6 +52,15 @@ impl Connection {
 /// The open connections of this instance, by the id in their URL.
 #[derive(Default)]
 pub(crate) struct Connections(Mutex<HashMap<String, Arc<Connection>>>);
+
+impl Connections {
+    /// Ends the connections to endpoints that are gone, once their calls have ended.
+    pub(super) fn retire(&self, is_gone: impl Fn(&Option<String>) -> bool) {
+        let connections = self.0.lock();
+        let gone = connections.values().filter(|connection| is_gone(&connection.endpoint));
+        gone.for_each(|connection| connection.retired.cancel());
+    }
+}
 
 /// Takes a connection out when its stream is dropped.
 struct Open {
@@ -73,13 +85,12 @@ impl Drop for Open {
 pub(crate) fn open(
     inner: &Arc<Inner>,
     route: &Route,
-    endpoint: &Arc<Endpoint>,
     headers: &HeaderMap,
 ) -> Result<Response<Body>, Refusal> {
     if !reply::accepts(headers, "text/event-stream") {
         return Err(Refusal::status(StatusCode::NOT_ACCEPTABLE, "Accept must list text/event-stream"));
     }
-    let permit = StreamPermit::take(&inner.streams, Stream::Sse, inner.options.max_streams)
+    let permit = StreamPermit::take(&inner.streams, Stream::Sse, inner.live().options.max_streams)
         .map_err(|f| Refusal::unavailable(&f))?;
     // It names this instance, to which other ones pass on what is posted there.
     let secret: String = rand::random::<[u8; 24]>().iter().map(|b| format!("{b:02x}")).collect();
@@ -91,9 +102,10 @@ pub(crate) fn open(
     let (out, mut messages) = mpsc::channel(MAX_QUEUED);
     let connection = Arc::new(Connection {
         out,
-        endpoint: endpoint.clone(),
+        endpoint: route.endpoint.clone(),
         session: Mutex::default(),
         closed: tokio_util::sync::CancellationToken::new(),
+        retired: tokio_util::sync::CancellationToken::new(),
     });
     inner.legacy.connections.0.lock().insert(id.clone(), connection.clone());
     let first = sse::encode_named(
@@ -102,7 +114,13 @@ pub(crate) fn open(
         Payload::from(Bytes::from(format!("{path}?sessionId={id}"))),
     );
     let open = Open { inner: inner.clone(), id, connection };
-    let mut draining = Box::pin(inner.tasks.drain_token().clone().cancelled_owned());
+    let (drain, retired) = (inner.tasks.drain_token().clone(), open.connection.retired.clone());
+    let mut draining = Box::pin(async move {
+        tokio::select! {
+            () = drain.cancelled() => {}
+            () = retired.cancelled() => {}
+        }
+    });
     let mut drains = false;
     let source: crate::stream::Source = Box::pin(futures_util::stream::poll_fn(move |cx| {
         loop {
@@ -121,13 +139,13 @@ pub(crate) fn open(
         }
     }));
     let opening = BytesMut::from(&first.into_bytes()[..]).freeze();
-    Ok(reply::event_stream(EventBody::body(opening, source, &inner.options, permit)))
+    Ok(reply::event_stream(EventBody::body(opening, source, &inner.live().options, permit)))
 }
 
 /// Takes a message. What it leads to comes on the stream.
 pub(crate) async fn post(
     inner: &Arc<Inner>,
-    endpoint: &Arc<Endpoint>,
+    route: &Route,
     head: &Parts,
     body: Body,
 ) -> Result<Response<Body>, Refusal> {
@@ -137,14 +155,14 @@ pub(crate) async fn post(
     let (_, id) = id.ok_or_else(not_found)?;
     let owner = id.split_once('-').and_then(|(instance, _)| InstanceId::parse(instance));
     if let Some(owner) = owner.filter(|owner| owner != inner.peers.instance()) {
-        let text = body::read(body, inner.options.max_body_bytes).await?;
-        let name = endpoint.name().map(ToString::to_string).unwrap_or_default();
-        fleet::pass_post(inner, &owner, &name, &id, &text).await?;
+        let text = body::read(body, inner.live().options.max_body_bytes).await?;
+        let name = route.endpoint.as_deref().unwrap_or_default();
+        fleet::pass_post(inner, &owner, name, &id, &text).await?;
         return Ok(reply::accepted());
     }
     let connection = inner.legacy.connections.0.lock().get(id.as_ref()).cloned();
-    let connection = connection.filter(|c| Arc::ptr_eq(&c.endpoint, endpoint)).ok_or_else(not_found)?;
-    let text = body::read(body, inner.options.max_body_bytes).await?;
+    let connection = connection.filter(|c| c.endpoint == route.endpoint).ok_or_else(not_found)?;
+    let text = body::read(body, inner.live().options.max_body_bytes).await?;
     take(inner, &connection, text)?;
     Ok(reply::accepted())
 }
@@ -152,7 +170,7 @@ pub(crate) async fn post(
 /// Takes a message that another instance passes on. Returns the status for its client.
 pub(super) fn take_passed(inner: &Arc<Inner>, endpoint: &str, id: &str, text: Bytes) -> StatusCode {
     let connection = inner.legacy.connections.0.lock().get(id).cloned();
-    let belongs = |c: &Arc<Connection>| c.endpoint.name().map_or("", |name| name.as_str()) == endpoint;
+    let belongs = |c: &Arc<Connection>| c.endpoint.as_deref().unwrap_or_default() == endpoint;
     let Some(connection) = connection.filter(belongs) else { return StatusCode::NOT_FOUND };
     match take(inner, &connection, text) {
         Ok(()) => StatusCode::ACCEPTED,
@@ -170,7 +188,9 @@ fn take(inner: &Arc<Inner>, connection: &Arc<Connection>, text: Bytes) -> Result
     let session = connection.session.lock().clone();
     match session {
         None if message.method() == method::INITIALIZE && message.kind() == Kind::Request => {
-            initialize(inner, connection, message);
+            let endpoint = inner.endpoint(&connection.endpoint);
+            let endpoint = endpoint.ok_or_else(|| Refusal::not_found("no such endpoint"))?;
+            initialize(inner, connection, endpoint, message);
         }
         None if message.method() == method::PING => answer_ping(connection, &message),
         None => return Err(Refusal::status(StatusCode::BAD_REQUEST, "initialize first")),
@@ -192,23 +212,22 @@ fn send(connection: &Connection, text: Bytes) {
     }
 }
 
-fn initialize(inner: &Arc<Inner>, connection: &Arc<Connection>, message: Message) {
+fn initialize(inner: &Arc<Inner>, connection: &Arc<Connection>, endpoint: Arc<Endpoint>, message: Message) {
     let (inner_, connection) = (inner.clone(), connection.clone());
-    let mut record = Record::begin(&connection.endpoint, Era::Legacy, &message);
+    let mut record = Record::begin(&endpoint, Era::Legacy, &message);
     record.streams();
     inner.tasks.spawn_within("initialize", async move {
-        match agree(&connection.endpoint, &message).await {
+        match agree(&endpoint, &message).await {
             Ok((client, answer)) => {
                 let key = handle::key(&format!("sse {:x}", rand::random::<u128>()));
                 let legacy = &inner_.legacy;
-                let session = Session::new(
-                    key,
-                    client,
-                    connection.endpoint.clone(),
-                    inner_.peers.clone(),
-                    legacy.events.clone(),
-                );
+                let session =
+                    Session::new(key, client, endpoint.clone(), inner_.peers.clone(), legacy.events.clone());
                 inner_.legacy.enter(&session);
+                // The endpoint may have been replaced meanwhile.
+                if let Some(endpoint) = inner_.endpoint(&connection.endpoint) {
+                    session.move_to(&endpoint, &inner_.tasks);
+                }
                 *connection.session.lock() = Some(session.clone());
                 record.end(End::OK, None);
                 send(&connection, answer.bytes().clone());

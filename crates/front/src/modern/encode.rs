@@ -20,6 +20,13 @@ const CACHEABLE: [&str; 6] = [
     method::RESOURCES_READ,
 ];
 
+/// What a client may listen to, and how it is told of it.
+const CHANGES: [(&str, &str); 3] = [
+    ("toolsListChanged", method::TOOLS_LIST_CHANGED),
+    ("promptsListChanged", method::PROMPTS_LIST_CHANGED),
+    ("resourcesListChanged", method::RESOURCES_LIST_CHANGED),
+];
+
 /// A message for the client.
 pub(super) struct Out {
     pub(super) payload: Payload,
@@ -35,6 +42,8 @@ pub(super) struct Encoder {
     /// The method, raw JSON.
     method: bytes::Bytes,
     is_listen: bool,
+    /// What the client listens to, raw JSON.
+    listens_to: bytes::Bytes,
     cacheable: bool,
     log_level: Option<usize>,
     /// What the client declares.
@@ -50,6 +59,7 @@ impl Encoder {
             record,
             method: request.slice(Field::Method).unwrap_or_default(),
             is_listen: method == method::LISTEN,
+            listens_to: request.slice(Field::Notifications).unwrap_or_default(),
             cacheable: CACHEABLE.contains(&method.as_ref()),
             capabilities: request.slice(Field::MetaClientCapabilities).unwrap_or_default(),
             log_level: request.text(Field::MetaLogLevel).and_then(|level| severity(&level)),
@@ -100,6 +110,13 @@ impl Encoder {
         let meta = json::object([(Field::ResultSubscriptionId.key(), &self.id.literal()[..])]);
         let result = json::object([("resultType", &b"\"complete\""[..]), ("_meta", &meta[..])]);
         Payload::from(Message::result(&self.id, &result).bytes().clone())
+    }
+
+    /// That all lists may have changed whose changes the client listens to.
+    pub(super) fn all_has_changed(&self) -> Vec<Payload> {
+        let wanted = |key| json::member(&self.listens_to, key) == Some(b"true");
+        let changed = CHANGES.iter().filter(|(key, _)| wanted(key));
+        changed.filter_map(|(_, method)| self.notification(&Message::notification(method, b"{}"))).collect()
     }
 
     fn notification(&self, message: &Message) -> Option<Payload> {

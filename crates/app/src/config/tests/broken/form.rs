@@ -20,7 +20,7 @@ broken_files! {
     unknown_key_that_is_near_nothing = "drain:\n  whatever: 3\n"
     says r#"
         drawbridge.yaml:2:3: drain.whatever: unknown key
-          hint: use one of: deadline
+          hint: use one of: delay, deadline
     "#;
 
     unknown_key_that_lacks_its_end = "limits:\n  max_parked: 3\n"
