@@ -28,13 +28,14 @@ apt_install() { # apt_install PACKAGE...
   apt-get -qq -o DPkg::Lock::Timeout=120 update >/dev/null &&
     DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=120 install -y "$@" >/dev/null
 }
-redis_server() { # the program alone: its package would start a service on port 6379 and leave it running
-  local policy=/usr/sbin/policy-rc.d made='' code=0
-  command -v redis-server >/dev/null && return
+servers() { # servers NAME...   the programs alone: their packages would start services and leave them running
+  local policy=/usr/sbin/policy-rc.d made='' code=0 name missing=()
+  for name; do PATH=$PATH:/usr/sbin command -v "$name" >/dev/null || missing+=("$name"); done
+  [ ${#missing[@]} -gt 0 ] || return 0
   if [ "$(id -u)" = 0 ] && [ ! -e "$policy" ]; then
     printf '#!/bin/sh\nexit 101\n' >"$policy" && chmod +x "$policy" && made=1
   fi
-  apt_install redis-server || code=$?
+  apt_install "${missing[@]}" || code=$?
   [ -z "$made" ] || rm -f "$policy"
   return "$code"
 }
@@ -46,8 +47,8 @@ tools() { # what the build and the tests call by name; tests/interop/install.sh 
   if [ -n "$rust" ]; then
     cargo fmt --version >/dev/null 2>&1 || rustup component add rustfmt || return 1
     cargo clippy --version >/dev/null 2>&1 || rustup component add clippy || return 1
-    redis_server || return 1
   fi
+  servers redis-server haproxy || return 1
 }
 
 names=() results=() failed=0
@@ -102,8 +103,11 @@ if [ -n "$interop" ] && [ -n "$built" ]; then
   export DRAWBRIDGE
   if step 'interop tools' tests/interop/install.sh; then
     step 'server suite' tests/interop/server-suite.sh --ci
+    step 'server suite on three instances' env INSTANCES=3 tests/interop/server-suite.sh --ci
     step 'server suite across eras' env CROSS=1 tests/interop/server-suite.sh --ci
     step 'client suite' tests/interop/client-suite.sh --ci
+    step 'suite across eras on three instances' env INSTANCES=3 CROSS=1 tests/interop/server-suite.sh --ci
+    step 'deployment files' deploy/check.sh --static
     step matrix tests/interop/matrix.py --ci --bridging docs/bridging.md
   fi
 fi

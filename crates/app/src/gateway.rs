@@ -126,9 +126,9 @@ impl Gateway {
     /// What keeps this instance from being sent requests: it has not met the others yet. Once it has, it goes on
     /// without them.
     fn reasons(&self) -> drawbridge_admin::Reasons {
-        let (store, peers) = (self.store.clone(), self.wired.peers.clone());
+        let (store, wired) = (self.store.clone(), self.wired.clone());
         Arc::new(move || {
-            if peers.has_announced() {
+            if wired.peers.has_announced() && wired.front.is_attending() {
                 return Vec::new();
             }
             vec![store.trouble().unwrap_or_else(|| "not known to the other instances yet".to_owned())]

@@ -21,7 +21,7 @@ pub mod stream;
 use std::collections::HashMap;
 use std::convert::Infallible;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use arc_swap::{ArcSwap, Guard};
 use axum::body::Body;
@@ -56,6 +56,8 @@ pub(crate) struct Inner {
     pub(crate) legacy: Legacy,
     rounds: Arc<Rounds>,
     pub(crate) peers: Peers,
+    /// What other instances say of sessions is heard.
+    pub(crate) is_attending: AtomicBool,
 }
 
 /// What the configuration says, and may say otherwise while the gateway runs. Whoever looks sees all of it before or
@@ -110,6 +112,7 @@ impl Front {
             metrics: parts.metrics,
             legacy,
             rounds: parts.rounds,
+            is_attending: AtomicBool::new(!parts.peers.state().is_fleet),
             peers: parts.peers,
         });
         legacy::fleet::attend(&inner);
@@ -134,6 +137,11 @@ impl Front {
     /// The largest section of headers that a request may have, in bytes.
     pub fn max_header_bytes(&self) -> usize {
         self.0.live().options.max_header_bytes
+    }
+
+    /// Whether it has begun to hear what other instances say of sessions.
+    pub fn is_attending(&self) -> bool {
+        self.0.is_attending.load(Ordering::Acquire)
     }
 
     /// Ends what was not used for long. To be called now and then.

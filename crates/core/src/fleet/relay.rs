@@ -343,3 +343,157 @@ fn round(asked: &Asked) -> Option<Round> {
     };
     Some(Round { asks: asked.asks.iter().map(ask).collect::<Option<_>>()?, resume, source })
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use async_trait::async_trait;
+    use drawbridge_wire::Id;
+    use parking_lot::Mutex;
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::fault::Bounded;
+    use crate::fleet::{Peers, Service};
+    use crate::state::MemoryState;
+    use crate::tasks::Tasks;
+
+    /// Runs one call, whose events it was given.
+    struct Runs(Mutex<Option<Events>>);
+
+    #[async_trait]
+    impl Service for Runs {
+        async fn accept(&self, opening: Bytes, channel: Channel) {
+            assert_eq!(opening, "call");
+            let events = self.0.lock().take();
+            match events {
+                Some(events) => serve(channel, events).await,
+                None => elsewhere(&channel).await,
+            }
+        }
+    }
+
+    /// The events of a call that runs at another instance.
+    async fn relayed(events: Option<Events>) -> (Events, [Peers; 2]) {
+        let state = MemoryState::new(0, Duration::ZERO);
+        let tasks = Tasks::default();
+        let [here, there] = [(), ()].map(|()| Peers::new(state.instance(true), tasks.clone()));
+        there.serve("run", Arc::new(Runs(Mutex::new(events))));
+        for peers in [&here, &there] {
+            peers.run();
+            while !peers.has_announced() {
+                tokio::task::yield_now().await;
+            }
+        }
+        let channel = here.open(there.instance(), "run", Bytes::from_static(b"call")).await.unwrap();
+        let lost = |lost| Event::Fail(Fault::invalid_params(format!("{lost:?}")));
+        (receive(channel, lost), [here, there])
+    }
+
+    fn message(text: &'static str) -> Message {
+        Message::parse(Bytes::from_static(text.as_bytes())).unwrap()
+    }
+
+    const NOTE: &str = r#"{ "jsonrpc":"2.0", "method":"notifications/message","params":{"data":1.50}}"#;
+    const RESULT: &str = r#"{"jsonrpc":"2.0","id":7,"result":{"b":1e3, "a":"é"}}"#;
+    const ASK: &str = r#"{"jsonrpc":"2.0","id":"x","method":"elicitation/create","params":{}}"#;
+
+    #[tokio::test]
+    async fn events_and_answers_come_through_as_they_are() {
+        let (answered, heard) = oneshot::channel();
+        let call = generate(|emit| async move {
+            emit.emit(Event::Begun).await;
+            emit.emit(Event::Paused(Duration::from_millis(5))).await;
+            emit.emit(Event::Notify(message(NOTE))).await;
+            let (reply, answer) = oneshot::channel();
+            let ask = |reply| Ask { key: AskKey::next(), request: message(ASK), reply: Some(reply) };
+            let round = |reply| Round {
+                asks: [ask(reply)].into_iter().collect(),
+                resume: Resume::Live,
+                source: None,
+            };
+            emit.emit(Event::Asks(Box::new(round(reply)))).await;
+            let first = answer.await.ok();
+            let (reply, answer) = oneshot::channel();
+            emit.emit(Event::Asks(Box::new(round(reply)))).await;
+            // Whoever drops the channel gives no answer.
+            let _ = answered.send((first, answer.await.ok()));
+            Event::Done(Reply { message: message(RESULT), shape: Shape::Aged(Duration::from_secs(3)) })
+        });
+        let (mut events, _peers) = relayed(Some(call)).await;
+        assert!(matches!(events.next().await, Some(Event::Begun)));
+        assert!(
+            matches!(events.next().await, Some(Event::Paused(delay)) if delay == Duration::from_millis(5))
+        );
+        assert!(matches!(events.next().await, Some(Event::Notify(note)) if note.bytes() == NOTE));
+        let Some(Event::Asks(mut round)) = events.next().await else { panic!() };
+        assert_eq!(round.asks[0].request.bytes(), ASK);
+        let answer = Message::result(&Id::from_text("x"), b"{}");
+        round.asks[0].reply.take().unwrap().send(answer.clone()).unwrap();
+        let Some(Event::Asks(second)) = events.next().await else { panic!() };
+        drop(second);
+        let Some(Event::Done(reply)) = events.next().await else { panic!() };
+        assert_eq!(
+            (reply.message.bytes(), reply.shape),
+            (&Bytes::from(RESULT), Shape::Aged(Duration::from_secs(3)))
+        );
+        let (first, none) = heard.await.unwrap();
+        assert_eq!(first.unwrap().bytes(), answer.bytes());
+        assert!(none.is_none());
+    }
+
+    #[tokio::test]
+    async fn what_is_elsewhere_is_told_apart_from_what_is_lost() {
+        let (mut events, _peers) = relayed(None).await;
+        assert!(matches!(events.next().await, Some(Event::Fail(fault)) if fault.to_string() == "Elsewhere"));
+        let (mut events, _peers) = relayed(Some(Box::pin(futures_util::stream::empty()))).await;
+        assert!(matches!(events.next().await, Some(Event::Fail(fault)) if fault.to_string() == "Gone"));
+    }
+
+    #[tokio::test]
+    async fn dropping_a_relayed_call_cancels_it() {
+        struct Tells(Option<oneshot::Sender<()>>);
+        impl Drop for Tells {
+            fn drop(&mut self) {
+                let _ = self.0.take().unwrap().send(());
+            }
+        }
+        let (cancelled, heard) = oneshot::channel();
+        let tells = Tells(Some(cancelled));
+        let call = generate(|emit| async move {
+            let _tells = tells;
+            emit.emit(Event::Begun).await;
+            std::future::pending().await
+        });
+        let (mut events, _peers) = relayed(Some(call)).await;
+        assert!(matches!(events.next().await, Some(Event::Begun)));
+        drop(events);
+        tokio::time::timeout(Duration::from_secs(5), heard).await.unwrap().unwrap();
+    }
+
+    #[test]
+    fn faults_survive_the_way() {
+        let backend = || "b".to_owned();
+        for fault in [
+            Fault::Unreachable { backend: backend(), detail: "d".into() },
+            Fault::Timeout { backend: backend(), deadline: crate::fault::Deadline::Idle },
+            Fault::TooLarge { backend: backend(), size: crate::fault::Size::Line, limit: 7 },
+            Fault::Busy { what: Bounded::Queue, limit: 3 },
+            Fault::Draining,
+            Fault::NotParked { why: crate::fault::Unparked::Busy(9) },
+            Fault::Rpc(drawbridge_wire::RpcError::new(-32050, "m").with_data(r#"{"a": 1}"#)),
+        ] {
+            let (read, _) = unframe::<Header>(&frame(&Header::Fail(fault.clone()), b"")).unwrap();
+            assert!(matches!(read, Header::Fail(read) if read == fault));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn junk_is_no_frame(bytes in proptest::collection::vec(any::<u8>(), 0..64)) {
+            // It must not panic, whatever comes.
+            let _ = unframe::<Header>(&Bytes::from(bytes));
+        }
+    }
+}

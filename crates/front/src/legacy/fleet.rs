@@ -3,6 +3,7 @@
 //! The id of an ask, of an event and of an HTTP+SSE connection names the instance that has it, so what is for it goes
 //! there directly. What names none (a cancellation, another standalone stream) is told to all.
 
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -14,7 +15,7 @@ use drawbridge_core::event_log::{Page, SessionKey, StreamKey};
 use drawbridge_core::fleet::relay::{frame, serve, unframe};
 use drawbridge_core::fleet::{Channel, Service};
 use drawbridge_core::rounds::{RETRY, retry_of};
-use drawbridge_core::state::{Heard, InstanceId, NotSent};
+use drawbridge_core::state::{Bus, Heard, InstanceId, NotSent};
 use drawbridge_core::{AskKey, Conversing, Fault};
 use drawbridge_wire::{Id, Message};
 use futures_util::StreamExt as _;
@@ -126,42 +127,38 @@ pub(super) async fn pass_post(
 
 /// Tells all instances that a request is cancelled.
 pub(super) fn tell_cancel(inner: &Inner, session: &Session, id: &Id) {
+    if !inner.peers.state().is_fleet {
+        return;
+    }
     let id = String::from_utf8_lossy(id.literal()).into_owned();
-    tell(inner, Word::Cancel { session: session.key.to_string(), id });
+    let (bus, word) =
+        (inner.peers.state().bus.clone(), Word::Cancel { session: session.key.to_string(), id });
+    inner.tasks.spawn_within("tell instances", async move {
+        tell(&*bus, &word).await;
+    });
 }
 
 /// Tells all instances that the standalone stream of a session is here.
-pub(super) fn tell_standalone(inner: &Inner, session: &Arc<Session>) {
-    let instance = inner.peers.instance().to_string();
-    let session = session.clone();
-    let word = Word::Standalone { session: session.key.to_string(), instance };
-    if inner.peers.state().is_fleet {
-        session.announce();
-    }
-    tell_then(inner, word, move |is_told| {
-        if !is_told {
-            session.hear_own();
-        }
-    });
-}
-
-fn tell(inner: &Inner, word: Word) {
-    tell_then(inner, word, |_| ());
-}
-
-fn tell_then(inner: &Inner, word: Word, then: impl FnOnce(bool) + Send + 'static) {
-    let state = inner.peers.state();
-    if !state.is_fleet {
+///
+/// Resolves once they are: what is told of the client's next one, wherever that is, comes after it.
+pub(super) async fn tell_standalone(inner: &Inner, session: &Session) {
+    if !inner.peers.state().is_fleet {
         return;
     }
-    let bus = state.bus.clone();
-    inner.tasks.spawn_within("tell instances", async move {
-        let told = bus.publish(SESSIONS, frame(&word, b"")).await;
-        if let Err(e) = &told {
-            tracing::warn!("other instances were not told about a session: {e}");
-        }
-        then(told.is_ok());
-    });
+    let instance = inner.peers.instance().to_string();
+    session.announce();
+    let word = Word::Standalone { session: session.key.to_string(), instance };
+    if !tell(&*inner.peers.state().bus, &word).await {
+        session.hear_own();
+    }
+}
+
+async fn tell(bus: &dyn Bus, word: &Word) -> bool {
+    let told = bus.publish(SESSIONS, frame(word, b"")).await;
+    if let Err(e) = &told {
+        tracing::warn!("other instances were not told about a session: {e}");
+    }
+    told.is_ok()
 }
 
 /// Takes what other instances tell and ask, in the background.
@@ -178,6 +175,9 @@ pub(crate) fn attend(inner: &Arc<Inner>) {
     peers.spawn("hear of sessions", async move {
         loop {
             if let Ok(mut words) = bus.subscribe(SESSIONS).await {
+                if let Some(inner) = weak.upgrade() {
+                    inner.is_attending.store(true, Ordering::Release);
+                }
                 while let Some(heard) = words.next().await {
                     let Some(inner) = weak.upgrade() else { return };
                     // What was missed was a cancellation, at worst: the call goes on, and its answer is not waited for.

@@ -478,7 +478,7 @@ pub(crate) async fn get(
     let mut opening = bytes::BytesMut::from(&b":\n\n"[..]);
     let source = match &place {
         Some(place) => resume::from(inner, &session, place).await.map_err(|f| Refusal::unavailable(&f))?,
-        None => resume::standalone(inner, &session, None),
+        None => resume::standalone(inner, &session, None).await,
     };
     if place.is_none() && session.client().version.primes_streams() {
         let retry = u64::try_from(inner.live().options.retry.as_millis()).ok();

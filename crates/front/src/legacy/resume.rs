@@ -66,20 +66,20 @@ pub(super) async fn from(inner: &Arc<Inner>, session: &Arc<Session>, place: &Pla
         let key = StreamKey { session: session.key, stream: place.stream };
         let page = session.events.read_after(key, place.seq);
         return Ok(match (place.stream, page) {
-            (STANDALONE, page) => standalone(inner, session, replay(place, page)),
+            (STANDALONE, page) => standalone(inner, session, replay(place, page)).await,
             (_, Some(_)) => call(session, place.clone()),
             // Forgotten: a stream without a replay, which never carries another stream's messages.
-            (_, None) => standalone(inner, session, None),
+            (_, None) => standalone(inner, session, None).await,
         });
     }
     match fleet::take_up(inner, session, place).await? {
         Elsewhere::Told(channel) if place.stream == STANDALONE => {
             let replay = told(channel, place).await;
-            Ok(standalone(inner, session, Some(replay)))
+            Ok(standalone(inner, session, Some(replay)).await)
         }
         Elsewhere::Told(channel) => Ok(call_elsewhere(inner, session, place.clone(), channel)),
         Elsewhere::Left(page) if place.stream == STANDALONE => {
-            Ok(standalone(inner, session, replay(place, page)))
+            Ok(standalone(inner, session, replay(place, page)).await)
         }
         Elsewhere::Left(page) => Ok(remains(session, place, page)),
     }
@@ -185,12 +185,12 @@ pub(super) fn standalone_messages(session: &Arc<Session>) -> Pin<Box<dyn Stream<
 }
 
 /// The standalone stream, after a replay of what the client has not seen.
-pub(super) fn standalone(inner: &Inner, session: &Arc<Session>, replay: Option<Replay>) -> Source {
+pub(super) async fn standalone(inner: &Inner, session: &Arc<Session>, replay: Option<Replay>) -> Source {
     let mut replay = replay.unwrap_or_default();
     let own = replay.iter().filter_map(|(id, _)| parse_event_id(id));
     let seen = own.filter(|place| place.instance == session.instance).map(|place| place.seq).last();
     let number = session.open_standalone(seen);
-    fleet::tell_standalone(inner, session);
+    fleet::tell_standalone(inner, session).await;
     let opening = Opening { session: session.clone(), number };
     Box::pin(futures_util::stream::poll_fn(move |cx| {
         let session = &opening.session;
