@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::Router;
 use drawbridge_admin::metrics::Exporter;
@@ -144,6 +144,7 @@ impl Gateway {
                     () = tasks.draining() => return,
                 }
                 wired.front.sweep_rounds();
+                store.observe(&wired.metrics);
                 if !tick.is_multiple_of(SWEEP_TICKS) {
                     continue;
                 }
@@ -185,10 +186,12 @@ impl Gateway {
         self.work.backends.begin_drain();
         let mut finished = false;
         if !hurried {
+            let until = Instant::now() + deadline;
             let all = async {
                 let finished = self.work.clients.finish(deadline).await;
                 // Calls of other instances' clients that run here.
-                self.wired.peers.finish(deadline).await && finished
+                let left = until.saturating_duration_since(Instant::now());
+                self.wired.peers.finish(left).await && finished
             };
             tokio::select! {
                 ended = all => finished = ended,

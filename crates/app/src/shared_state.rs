@@ -17,7 +17,6 @@ struct Counted(Arc<Metrics>);
 impl Observer for Counted {
     fn command(&self, port: &'static str, took: Duration, ok: bool) {
         let redis = &self.0.redis;
-        redis.up.set(ok);
         if let Some(port) = Port::ALL.iter().find(|known| known.as_str() == port) {
             let commands = redis.port(*port);
             commands.duration.observe(took);
@@ -69,6 +68,13 @@ impl Store {
     pub fn sweep(&self) {
         if let Self::Memory(memory) = self {
             memory.sweep();
+        }
+    }
+
+    /// Notes whether it can be reached. To be called now and then.
+    pub fn observe(&self, metrics: &Metrics) {
+        if let Self::Redis(state) = self {
+            metrics.redis.up.set(state.is_up());
         }
     }
 

@@ -22,6 +22,7 @@ use futures_util::{StreamExt as _, stream};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::Instant;
+use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::backend::{Backend, BackendName, Conversation, Description, Scope, Unsolicited};
 use crate::cache::{Asked, Cache};
@@ -58,6 +59,8 @@ struct Memory {
     peers: Peers,
     /// When they were told of which change.
     told: Mutex<HashMap<String, Instant>>,
+    /// Ends the hearing of changes with the memory.
+    _heard: DropGuard,
 }
 
 /// Other instances hear of the same change at most this often.
@@ -96,6 +99,7 @@ impl Recalling {
         peers: &Peers,
         metrics: Arc<metrics::Backend>,
     ) -> Arc<Self> {
+        let ended = CancellationToken::new();
         let memory = Memory {
             name: inner.name().clone(),
             list_timeout: inner.list_timeout(),
@@ -106,10 +110,14 @@ impl Recalling {
             quiet: Notify::new(),
             peers: peers.clone(),
             told: Mutex::default(),
+            _heard: ended.clone().drop_guard(),
         };
         let memory = Arc::new(memory);
         if peers.state().is_fleet {
-            peers.tasks().spawn("hear of changes", hear_elsewhere(Arc::downgrade(&memory)));
+            let hearing = hear_elsewhere(Arc::downgrade(&memory));
+            peers.spawn("hear of changes", async move {
+                ended.run_until_cancelled_owned(hearing).await;
+            });
         }
         Arc::new(Self { inner, memory })
     }

@@ -39,7 +39,7 @@ pub struct Legacy {
     handles: Handles,
     sessions: Mutex<HashMap<Arc<str>, Arc<Session>, ahash::RandomState>>,
     /// The same, by key, for what other instances bring.
-    by_key: Mutex<HashMap<SessionKey, Weak<Session>, ahash::RandomState>>,
+    by_key: Mutex<HashMap<SessionKey, Known, ahash::RandomState>>,
     connections: sse::Connections,
     events: Arc<EventRing>,
     revocations: Arc<dyn Revocations>,
@@ -47,6 +47,13 @@ pub struct Legacy {
     /// The other instances.
     peers: Peers,
     limits: Mutex<Limits>,
+}
+
+/// A session of this instance.
+struct Known {
+    session: Weak<Session>,
+    /// Under which it is kept, unless its connection keeps it.
+    id: Option<Arc<str>>,
 }
 
 #[derive(Clone, Copy)]
@@ -89,14 +96,14 @@ impl Legacy {
 
     /// Lets all sessions go on at the endpoints that there are now. Those whose endpoint is gone are let go.
     pub(crate) fn follow(&self, endpoints: &Endpoints) {
-        let sessions: Vec<_> = self.by_key.lock().values().filter_map(Weak::upgrade).collect();
+        let sessions: Vec<_> =
+            self.by_key.lock().values().filter_map(|known| known.session.upgrade()).collect();
         for session in sessions {
             let name = session.endpoint().name().map(ToString::to_string);
             match endpoints.get(&name) {
                 Some(endpoint) => session.move_to(endpoint, &self.tasks),
                 None => {
-                    self.by_key.lock().remove(&session.key);
-                    self.sessions.lock().retain(|_, kept| !Arc::ptr_eq(kept, &session));
+                    self.remove(session.key);
                     session.retire(&self.tasks);
                 }
             }
@@ -140,31 +147,40 @@ impl Legacy {
         if sessions.len() >= limit && !evict(&mut sessions, &self.tasks) {
             return Err(Fault::Busy { what: Bounded::Sessions, limit });
         }
-        sessions.insert(Arc::from(id), session.clone());
+        let id: Arc<str> = Arc::from(id);
+        sessions.insert(id.clone(), session.clone());
         drop(sessions);
-        self.enter(&session);
+        self.enter(&session, Some(id));
         Ok(session)
     }
 
-    /// Lets other instances bring what is for a session.
-    pub(super) fn enter(&self, session: &Arc<Session>) {
+    /// Lets other instances bring what is for a session, which is kept under `id` or by its connection.
+    pub(super) fn enter(&self, session: &Arc<Session>, id: Option<Arc<str>>) {
         let mut by_key = self.by_key.lock();
         if by_key.len() == by_key.capacity() {
-            by_key.retain(|_, session| session.strong_count() > 0);
+            by_key.retain(|_, known| known.session.strong_count() > 0);
         }
-        by_key.insert(session.key, Arc::downgrade(session));
+        by_key.insert(session.key, Known { session: Arc::downgrade(session), id });
+    }
+
+    /// Takes a session out.
+    fn remove(&self, key: SessionKey) -> Option<Arc<Session>> {
+        let Known { session, id } = self.by_key.lock().remove(&key)?;
+        if let Some(id) = id {
+            self.sessions.lock().remove(&id);
+        }
+        session.upgrade()
     }
 
     /// The session on this instance with a key in hexadecimal form.
     fn by_key(&self, key: &str) -> Option<Arc<Session>> {
-        self.by_key.lock().get(&SessionKey::parse(key)?)?.upgrade()
+        self.by_key.lock().get(&SessionKey::parse(key)?)?.session.upgrade()
     }
 
     /// Lets go of a session that was ended, here or at another instance.
     fn forget(&self, key: SessionKey) {
-        let session = self.by_key.lock().remove(&key).and_then(|session| session.upgrade());
+        let session = self.remove(key);
         if let Some(session) = session {
-            self.sessions.lock().retain(|_, kept| !Arc::ptr_eq(kept, &session));
             session.end_streams();
             self.tasks.spawn("end session", async move { session.close().await });
         }
@@ -177,16 +193,11 @@ impl Legacy {
     }
 
     /// Ends a session for good, at all instances.
-    pub(crate) async fn end(&self, id: &str, key: SessionKey) {
+    pub(crate) async fn end(&self, key: SessionKey) {
         if let Err(e) = self.revocations.revoke(key, SESSION_LIFETIME).await {
             tracing::warn!("other instances hear later that a session was ended: {e}");
         }
-        let session = self.sessions.lock().remove(id);
-        if let Some(session) = session {
-            self.by_key.lock().remove(&key);
-            session.end_streams();
-            self.tasks.spawn("end session", async move { session.close().await });
-        }
+        self.forget(key);
     }
 
     /// Drops what was not used for long.

@@ -189,7 +189,7 @@ impl From<Said> for Description {
 }
 
 /// How long events wait for a client to listen, and how many.
-const KEPT_TIME: Duration = Duration::from_secs(10);
+pub(crate) const KEPT_TIME: Duration = Duration::from_secs(10);
 const MAX_KEPT: usize = 64;
 /// Events that wait for an instance that hears through this one.
 const MAX_WAITING: usize = 256;
@@ -247,9 +247,9 @@ impl Ears {
 
     /// Keeps an event for a while, for whoever listens next. Gives back what there is no room for.
     pub(crate) fn keep(&self, event: Event) -> Option<Event> {
+        self.forget_old();
         let mut kept = self.kept.lock();
         let now = Instant::now();
-        kept.retain(|(since, _)| now.duration_since(*since) < KEPT_TIME);
         if kept.len() >= MAX_KEPT {
             return Some(event);
         }
@@ -257,11 +257,16 @@ impl Ears {
         None
     }
 
+    /// Drops what nobody came for in time.
+    pub(crate) fn forget_old(&self) {
+        let now = Instant::now();
+        self.kept.lock().retain(|(since, _)| now.duration_since(*since) < KEPT_TIME);
+    }
+
     /// What was kept, for somebody who listens now.
     pub(crate) fn take_kept(&self) -> Vec<Event> {
-        let now = Instant::now();
-        let kept = std::mem::take(&mut *self.kept.lock());
-        kept.into_iter().filter(|(since, _)| now.duration_since(*since) < KEPT_TIME).map(|(_, e)| e).collect()
+        self.forget_old();
+        std::mem::take(&mut *self.kept.lock()).into_iter().map(|(_, event)| event).collect()
     }
 
     /// Ends all of them: they have to hear elsewhere.

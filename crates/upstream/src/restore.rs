@@ -26,8 +26,15 @@ impl Restore {
         if !relevant || reply.is_error() || request.bytes().len() > MAX_MESSAGE_BYTES {
             return false;
         }
+        self.set(request);
+        true
+    }
+
+    /// Notes a request that sets something.
+    pub(crate) fn set(&self, request: &Message) {
         // A copy: the request may be a slice of a whole batch.
-        let Ok(request) = &Message::parse(Bytes::copy_from_slice(request.bytes())) else { return false };
+        let Ok(request) = &Message::parse(Bytes::copy_from_slice(request.bytes())) else { return };
+        let method = request.method();
         let mut messages = self.0.lock();
         let uri = request.text(Field::Uri);
         messages.retain(|m| match method.as_ref() {
@@ -40,7 +47,6 @@ impl Restore {
             }
             messages.push(request.clone());
         }
-        true
     }
 
     /// The requests as texts, for another instance.

@@ -108,7 +108,7 @@ impl Frame {
 /// An end of a channel, as the table of an instance knows it.
 struct End {
     peer: InstanceId,
-    inbound: mpsc::UnboundedSender<Bytes>,
+    inbound: mpsc::Sender<Bytes>,
     /// The place of the next frame that comes.
     next: AtomicU32,
     credit: Arc<Semaphore>,
@@ -331,7 +331,8 @@ impl Peers {
                 let mut ends = self.0.ends.lock();
                 let Some(end) = ends.get(&frame.key) else { return };
                 let in_order = end.next.fetch_add(1, Ordering::Relaxed) == frame.seq;
-                if !in_order || end.inbound.send(frame.body).is_err() {
+                // There is room for the window; a peer that sends more has other rules.
+                if !in_order || end.inbound.try_send(frame.body).is_err() {
                     ends.remove(&frame.key);
                 }
             }
@@ -361,7 +362,7 @@ impl Peers {
     }
 
     fn enter(&self, key: Key, peer: InstanceId) -> Channel {
-        let (inbound, received) = mpsc::unbounded_channel();
+        let (inbound, received) = mpsc::channel(WINDOW as usize);
         let credit = Arc::new(Semaphore::new(WINDOW as usize));
         let end = End { peer: peer.clone(), inbound, next: AtomicU32::new(0), credit: credit.clone() };
         self.0.ends.lock().insert(key.clone(), end);
@@ -431,7 +432,7 @@ impl Way {
 /// One end of a channel. Dropping it ends the channel.
 pub struct Channel {
     way: Way,
-    received: mpsc::UnboundedReceiver<Bytes>,
+    received: mpsc::Receiver<Bytes>,
     taken: u32,
 }
 
@@ -439,11 +440,6 @@ impl Channel {
     /// A call of the other end runs here, as long as this is kept.
     pub(super) fn call(&self) -> Arc<()> {
         self.way.peers.0.calls.clone()
-    }
-
-    /// Who is at the other end.
-    pub fn peer(&self) -> &InstanceId {
-        &self.way.peer
     }
 
     /// Sends a frame; waits while too many are on their way. To be called by one task at a time.

@@ -16,7 +16,7 @@ use drawbridge_core::fleet::relay::{frame, serve, unframe};
 use drawbridge_core::fleet::{Channel, Service};
 use drawbridge_core::rounds::{RETRY, retry_of};
 use drawbridge_core::state::{Bus, Heard, InstanceId, NotSent};
-use drawbridge_core::{AskKey, Conversing, Fault};
+use drawbridge_core::{AskKey, Conversing, Endpoint, Fault};
 use drawbridge_wire::{Id, Message};
 use futures_util::StreamExt as _;
 use serde::{Deserialize, Serialize};
@@ -105,12 +105,13 @@ pub(super) async fn pass_answer(
 pub(super) async fn pass_post(
     inner: &Inner,
     to: &InstanceId,
-    endpoint: &str,
+    endpoint: &Endpoint,
     connection: &str,
     text: &[u8],
 ) -> Result<(), Refusal> {
     let not_found = || Refusal::not_found("session not found; connect again");
-    let header = PostFrame { endpoint: endpoint.to_owned(), connection: connection.to_owned() };
+    let name = endpoint.name().map(ToString::to_string).unwrap_or_default();
+    let header = PostFrame { endpoint: name, connection: connection.to_owned() };
     match inner.peers.request(to, POST, frame(&header, text), PEER_TIME).await {
         Ok(answer) => match unframe::<PostedFrame>(&answer) {
             Some((posted, _)) if posted.status == 202 => Ok(()),
@@ -121,7 +122,11 @@ pub(super) async fn pass_post(
             None => Err(not_found()),
         },
         Err(NotSent::Gone(_)) => Err(not_found()),
-        Err(error) => Err(Refusal::unavailable(&unreachable(&error))),
+        // It may have come there all the same, so nobody should be told that trying again is safe.
+        Err(NotSent::Unavailable(e)) => {
+            let fault = Fault::OutcomeUnknown { backend: endpoint.backend_names(), detail: e.to_string() };
+            Err(Refusal::fault(None, &fault))
+        }
     }
 }
 

@@ -506,7 +506,7 @@ pub(crate) async fn delete(
         return Err(Refusal::status(StatusCode::BAD_REQUEST, "the Mcp-Session-Id header is missing"));
     };
     let session = session_of(inner, endpoint, id).await?;
-    inner.legacy.end(id, session.key).await;
+    inner.legacy.end(session.key).await;
     let mut response = Response::new(Body::empty());
     *response.status_mut() = StatusCode::NO_CONTENT;
     Ok(response)

@@ -155,9 +155,9 @@ pub(crate) async fn post(
     let (_, id) = id.ok_or_else(not_found)?;
     let owner = id.split_once('-').and_then(|(instance, _)| InstanceId::parse(instance));
     if let Some(owner) = owner.filter(|owner| owner != inner.peers.instance()) {
+        let endpoint = inner.endpoint(&route.endpoint).ok_or_else(not_found)?;
         let text = body::read(body, inner.live().options.max_body_bytes).await?;
-        let name = route.endpoint.as_deref().unwrap_or_default();
-        fleet::pass_post(inner, &owner, name, &id, &text).await?;
+        fleet::pass_post(inner, &owner, &endpoint, &id, &text).await?;
         return Ok(reply::accepted());
     }
     let connection = inner.legacy.connections.0.lock().get(id.as_ref()).cloned();
@@ -223,7 +223,7 @@ fn initialize(inner: &Arc<Inner>, connection: &Arc<Connection>, endpoint: Arc<En
                 let legacy = &inner_.legacy;
                 let session =
                     Session::new(key, client, endpoint.clone(), inner_.peers.clone(), legacy.events.clone());
-                inner_.legacy.enter(&session);
+                inner_.legacy.enter(&session, None);
                 // The endpoint may have been replaced meanwhile.
                 if let Some(endpoint) = inner_.endpoint(&connection.endpoint) {
                     session.move_to(&endpoint, &inner_.tasks);

@@ -15,6 +15,7 @@ use drawbridge_core::{Fault, Tasks};
 use futures_util::StreamExt as _;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
+use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::Home;
 use crate::options::Options;
@@ -45,13 +46,20 @@ struct Word {
 pub(crate) struct Board {
     options: Options,
     sessions: Mutex<HashMap<SessionKey, Weak<Standing>>>,
+    /// Ends the hearing with the board.
+    _heard: DropGuard,
 }
 
 impl Board {
     pub(crate) fn new(options: &Options, tasks: &Tasks) -> Arc<Self> {
-        let board = Arc::new(Self { options: options.clone(), sessions: Mutex::default() });
+        let ended = CancellationToken::new();
+        let (sessions, heard) = (Mutex::default(), ended.clone().drop_guard());
+        let board = Arc::new(Self { options: options.clone(), sessions, _heard: heard });
         if options.peers.state().is_fleet {
-            options.peers.spawn("hear of settings", hear(Arc::downgrade(&board), tasks.clone()));
+            let hearing = hear(Arc::downgrade(&board), tasks.clone());
+            options.peers.spawn("hear of settings", async move {
+                ended.run_until_cancelled_owned(hearing).await;
+            });
         }
         board
     }

@@ -382,7 +382,10 @@ impl Owned {
         let channel = match self.peers().open(owner, &self.keeper.service(), opening).await {
             Ok(channel) => channel,
             Err(NotSent::Gone(_)) => return None,
-            Err(NotSent::Unavailable(e)) => return Some(Err(e.into())),
+            // It may be there all the same: only the answer may have been lost.
+            Err(NotSent::Unavailable(e)) => {
+                return Some(Err(self.keeper.options.outcome_unknown(e.to_string())));
+            }
         };
         let why = format!("the gateway's instance {owner} that had it is gone");
         let gone = self.keeper.options.outcome_unknown(why);

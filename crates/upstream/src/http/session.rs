@@ -679,7 +679,7 @@ impl Conversation for HttpSession {
         self.closed.cancel();
         let opened = self.opened.lock().take();
         if let Some(opened) = opened
-            && self.is_ours_to_end().await
+            && self.is_ours_to_end(&opened).await
         {
             self.end_at_backend(&opened).await;
         }
@@ -723,7 +723,7 @@ impl Replaceable for HttpSession {
             if let Ok(Event::Done(reply)) = &outcome
                 && self.restore.note(&call.request, reply)
             {
-                self.share_settings();
+                self.share_settings(&call.request);
             }
             outcome.unwrap_or_else(Event::Fail)
         })

@@ -3,6 +3,7 @@
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -10,7 +11,7 @@ use drawbridge_core::call::{Ask, Event, Events, Resume, Round};
 use drawbridge_core::event_log::SessionKey;
 use drawbridge_core::fleet::relay::{self, frame, unframe};
 use drawbridge_core::fleet::{Channel, Held, Ownership, Service};
-use drawbridge_core::state::{InstanceId, NotSent};
+use drawbridge_core::state::{InstanceId, NotSent, Unavailable};
 use drawbridge_core::{Fault, Tasks};
 use drawbridge_wire::{Message, ProtocolVersion};
 use futures_util::StreamExt as _;
@@ -21,7 +22,7 @@ use tokio::sync::oneshot;
 
 use super::{HttpSession, Opened};
 use crate::answer;
-use crate::fleet::{Home, Said};
+use crate::fleet::{Home, KEPT_TIME, Said};
 use crate::http::shared::{COURTESY, Shared};
 use crate::legacy::{self, Handshake};
 
@@ -90,7 +91,14 @@ pub(super) struct Common {
     is_settled: bool,
     /// The backend does not know this session any more.
     lost: Option<HeaderValue>,
+    /// Shared state was away; until then it is not asked again, and the session is this instance's alone.
+    apart_until: Option<Instant>,
 }
+
+/// How long a session that could not be shared goes on without another try.
+const APART: Duration = Duration::from_secs(5);
+/// How often a record that others change is tried to be changed.
+const TRIES: usize = 8;
 
 impl HttpSession {
     /// Makes this the session that all instances find at `home`.
@@ -112,7 +120,14 @@ impl HttpSession {
     /// Whether the open session is the one that all use, as far as there are others.
     pub(super) fn is_settled(&self) -> bool {
         let common = self.common.lock();
-        common.home.is_none() || common.is_settled
+        let is_apart = || common.apart_until.is_some_and(|until| Instant::now() < until);
+        common.home.is_none() || common.is_settled || is_apart()
+    }
+
+    /// The session could not be shared. It is better than none, and shared when that is possible again.
+    fn stay_apart(&self, why: &Unavailable) {
+        tracing::warn!(backend.name = %self.shared.options.name, "a session is not shared with other instances: {why}");
+        self.common.lock().apart_until = Some(Instant::now() + APART);
     }
 
     fn has_stream(&self) -> bool {
@@ -142,9 +157,9 @@ impl HttpSession {
         let seen = match home.read().await {
             Ok(seen) => seen,
             Err(e) => {
-                // A session that only this instance knows is better than none; the next call tries again.
-                tracing::warn!(backend.name = %self.shared.options.name, "a session is not shared with other instances: {e}");
-                return self.fresh(fresh).await;
+                let opened = self.fresh(fresh).await?;
+                self.stay_apart(&e);
+                return Ok(opened);
             }
         };
         let lost = self.common.lock().lost.clone();
@@ -172,9 +187,7 @@ impl HttpSession {
                 let mut common = self.common.lock();
                 (common.record, common.is_settled) = (Some(new), true);
             }
-            Err(e) => {
-                tracing::warn!(backend.name = %self.shared.options.name, "a session is not shared with other instances: {e}");
-            }
+            Err(e) => self.stay_apart(&e),
         }
         Ok(opened)
     }
@@ -227,30 +240,57 @@ impl HttpSession {
         serde_json::to_vec(&record).ok().map(Bytes::from)
     }
 
-    /// Tells the other instances what the client has set.
-    pub(super) fn share_settings(self: &Arc<Self>) {
+    /// Tells the other instances what the client has set with `request`, on top of what they have set.
+    pub(super) fn share_settings(self: &Arc<Self>, request: &Message) {
         let Some(home) = self.home() else { return };
-        let session = self.clone();
+        let (session, request) = (self.clone(), request.clone());
         self.shared.tasks.spawn_within("share settings", async move {
             let Some(opened) = session.opened.lock().clone() else { return };
-            let Some(new) = session.record(&opened) else { return };
-            let old = session.common.lock().record.clone();
-            if let Ok(kept) = home.write(old.as_ref(), new).await {
-                session.common.lock().record = Some(kept);
+            for _ in 0..TRIES {
+                let Some(seen) = session.seen(&home, &opened).await else { return };
+                session.restore.set(&request);
+                let Some(new) = session.record(&opened) else { return };
+                match home.write(Some(&seen), new.clone()).await {
+                    Ok(kept) if kept == new => return session.common.lock().record = Some(new),
+                    // Another instance was faster: what it has set is to be kept too.
+                    Ok(_) => {}
+                    Err(e) => {
+                        return tracing::warn!("what was set in a session is known to one instance: {e}");
+                    }
+                }
             }
         });
     }
 
-    /// Whether the session is this instance's to end: nobody else goes on with it.
-    pub(super) async fn is_ours_to_end(&self) -> bool {
-        let (home, record) = {
-            let common = self.common.lock();
-            (common.home.clone(), common.record.clone())
-        };
-        match home.zip(record) {
-            Some((home, record)) => home.remove(&record).await.unwrap_or(false),
-            None => true,
+    /// What is known to all of the session that is open; what was set in it is remembered.
+    async fn seen(&self, home: &Home, opened: &Opened) -> Option<Bytes> {
+        let seen = home.read().await.ok()??;
+        let record: Record = serde_json::from_slice(&seen).ok()?;
+        if opened.id.as_ref()? != record.id.as_str() {
+            return None;
         }
+        self.restore.load(&record.set);
+        Some(seen)
+    }
+
+    /// Whether the session is this instance's to end: nobody else does.
+    pub(super) async fn is_ours_to_end(&self, opened: &Opened) -> bool {
+        let (home, is_shared) = {
+            let common = self.common.lock();
+            (common.home.clone(), common.is_settled && opened.id.is_some())
+        };
+        let Some(home) = home.filter(|_| is_shared) else { return true };
+        for _ in 0..TRIES {
+            // It is another session's by now, or ended.
+            let Some(seen) = self.seen(&home, opened).await else { return false };
+            match home.remove(&seen).await {
+                Ok(true) => return true,
+                // Something was set in it meanwhile.
+                Ok(false) => {}
+                Err(_) => return false,
+            }
+        }
+        false
     }
 
     /// Opens the stream of unasked messages, or hears through the instance that has it.
@@ -302,7 +342,7 @@ impl HttpSession {
             if session.listening.load(Ordering::Acquire) {
                 if was_lost {
                     session.was_lost.store(true, Ordering::Release);
-                    tokio::time::sleep(std::time::Duration::from_millis(200)).await;
+                    tokio::time::sleep(Duration::from_millis(200)).await;
                 }
                 session.reopen_for_listeners();
             }
@@ -341,12 +381,23 @@ impl HttpSession {
         let is_wanted_here = is_listening || self.running.load(Ordering::Acquire) > 0;
         let event = match event {
             // The client's stream may be on its way to another instance.
-            Some(event) if home.is_own() && !is_wanted_here => self.ears.keep(event),
+            Some(event) if home.is_own() && !is_wanted_here => self.keep_for_a_while(event),
             event => event,
         };
         if let Some(event) = event {
             self.to_sink(event);
         }
+    }
+
+    /// Keeps an event for whoever listens next. An ask that nobody takes is refused by being dropped.
+    fn keep_for_a_while(&self, event: Event) -> Option<Event> {
+        let given_back = self.ears.keep(event);
+        let ears = self.ears.clone();
+        self.shared.tasks.spawn("forget events", async move {
+            tokio::time::sleep(KEPT_TIME).await;
+            ears.forget_old();
+        });
+        given_back
     }
 
     /// Takes what came unasked at the instance that has the stream. An ask that nobody here is for is given back by
