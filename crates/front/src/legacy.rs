@@ -89,17 +89,24 @@ impl Legacy {
 
     /// Lets all sessions go on at the endpoints that there are now. Those whose endpoint is gone are let go.
     pub(crate) fn follow(&self, endpoints: &Endpoints) {
-        let sessions: Vec<_> = self.by_key.lock().values().filter_map(Weak::upgrade).collect();
-        for session in sessions {
+        let endpoint_of = |session: &Session| {
             let name = session.endpoint().name().map(ToString::to_string);
-            match endpoints.get(&name) {
+            endpoints.get(&name)
+        };
+        let sessions: Vec<_> = self.by_key.lock().values().filter_map(Weak::upgrade).collect();
+        let mut any_gone = false;
+        for session in &sessions {
+            match endpoint_of(session) {
                 Some(endpoint) => session.move_to(endpoint, &self.tasks),
                 None => {
-                    self.by_key.lock().remove(&session.key);
-                    self.sessions.lock().retain(|_, kept| !Arc::ptr_eq(kept, &session));
                     session.retire(&self.tasks);
+                    any_gone = true;
                 }
             }
+        }
+        if any_gone {
+            self.sessions.lock().retain(|_, session| endpoint_of(session).is_some());
+            self.by_key.lock().retain(|_, session| session.upgrade().is_some_and(|s| !s.is_ended()));
         }
         self.connections.retire(|name| !endpoints.contains_key(name));
     }
