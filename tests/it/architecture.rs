@@ -67,7 +67,7 @@ fn test_crates_stay_out_of_the_product() {
 }
 
 /// Libraries that belong to some crates of the product only, and why.
-const CONFINED: [(&str, &[&str], &str); 9] = [
+const CONFINED: [(&str, &[&str], &str); 10] = [
     ("axum", &["front", "admin", "demo", "app"], "faces are the only servers"),
     ("hyper", &["front", "upstream", "app"], "HTTP is for faces and backends"),
     ("hyper-util", &["front", "upstream", "app"], "HTTP is for faces and backends"),
@@ -75,6 +75,7 @@ const CONFINED: [(&str, &[&str], &str); 9] = [
     ("rustix", &["upstream"], "only backends are processes"),
     ("redis", &["redis"], "shared state has ports"),
     ("prometheus", &["admin"], "what is counted is named in one place"),
+    ("opentelemetry-otlp", &["app"], "what is traced is named in one place"),
     ("clap", &["app"], "there is one command line"),
     ("chacha20poly1305", &["core", "demo"], "one module seals"),
 ];

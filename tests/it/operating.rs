@@ -3,3 +3,4 @@
 mod calls;
 mod metrics;
 mod reload;
+mod traces;

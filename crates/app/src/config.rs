@@ -31,11 +31,11 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 pub use self::model::{
-    Admin, Auth, Backend, BackendKind, Config, Drain, Endpoint, HttpBackend, Limits, Log, Outbound, Password,
-    Proxy, Public, Redis, StdioBackend, Streams,
+    Admin, Auth, Backend, BackendKind, Config, Drain, Endpoint, HttpBackend, Limits, Log, Otlp, Outbound,
+    Password, Proxy, Public, Redis, StdioBackend, Streams,
 };
 pub use self::problem::{Notice, Problem, Problems};
-pub use self::raw::{AuthMode, Era, LogFormat, SessionScope, Transport};
+pub use self::raw::{AuthMode, Era, LogFormat, OtlpProtocol, SessionScope, Transport};
 pub use self::secret::{SealKey, Secret};
 
 use sha2::{Digest as _, Sha256};

@@ -18,7 +18,8 @@ use crate::listener::{Workers, bind};
 use crate::reload::{self, Status};
 use crate::seal_key;
 use crate::shared_state::Store;
-use crate::wiring::{Wired, Work, wire};
+use crate::telemetry::otlp;
+use crate::wiring::{Records, Wired, Work, collector_options, wire};
 
 /// How often calls are looked for whose clients took too long to answer.
 const TICK: Duration = Duration::from_secs(1);
@@ -39,6 +40,8 @@ pub struct Gateway {
     work: Work,
     /// The listeners of probes, which answer until all else has ended.
     operators: Tasks,
+    /// What goes to the collector of traces, until all calls have ended.
+    traces: Tasks,
     wired: Arc<Wired>,
     store: Store,
     workers: Option<(Arc<Workers>, JoinHandle<()>)>,
@@ -74,7 +77,13 @@ impl Gateway {
         let probes = config.admin.probes.map(|address| bind(address, "admin.probes")).transpose()?;
         let metrics = Arc::<Metrics>::default();
         let (store, state) = Store::open(&config, &metrics, &work.fleet)?;
-        let wired = Arc::new(wire(&config, state, metrics, &keys, guard, cores + 1, &work)?);
+        let traces = Tasks::default();
+        let tracer = config.otlp.as_ref().map(|otlp| {
+            let outbound = collector_options(&config);
+            otlp::start(otlp, &outbound, &traces)
+        });
+        let records = Records { metrics, tracer: tracer.transpose()? };
+        let wired = Arc::new(wire(&config, state, records, &keys, guard, cores + 1, &work)?);
         let workers = Arc::new(Workers::start(cores, &wired.front, &work)?);
         let gateway_public = public.local_addr()?;
         let accepting = {
@@ -89,6 +98,7 @@ impl Gateway {
             status: Status::new(files),
             work,
             operators: Tasks::default(),
+            traces,
             wired,
             store,
             workers: Some((workers, accepting)),
@@ -209,6 +219,7 @@ impl Gateway {
         self.wired.peers.leave().await;
         self.store.close();
         self.work.fleet.finish(Duration::ZERO).await;
+        self.traces.finish(otlp::FAREWELL).await;
         self.operators.finish(Duration::ZERO).await;
         if let Some((workers, accepting)) = self.workers.take() {
             let _ = accepting.await;

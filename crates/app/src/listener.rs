@@ -256,6 +256,7 @@ mod tests {
             events: Arc::new(EventRing::new(1 << 20, Duration::from_secs(60))),
             tasks: Tasks::default(),
             metrics: Arc::default(),
+            tracer: None,
             peers: Peers::alone(),
         })
     }

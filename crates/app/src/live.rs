@@ -13,6 +13,9 @@ use crate::config::{self, BackendKind, Config};
 use crate::telemetry;
 use crate::wiring::{Wired, front_options, make_backend, round_options};
 
+/// A request that has found its endpoint before a change sends its call to the backend within this time.
+const LATE: Duration = Duration::from_secs(1);
+
 /// What the configuration that applies has made.
 pub struct Current {
     config: Config,
@@ -158,6 +161,7 @@ const RESTART: &[Key] = keys![
     "data_dir" = data_dir,
     "seal.keys" = seal_keys,
     "auth.mode" = auth.mode,
+    "tracing.otlp" = otlp,
     "limits.event_log_bytes" = limits.event_log_bytes,
     "limits.event_log_ttl" = limits.event_log_ttl,
 ];
@@ -270,9 +274,12 @@ impl Wired {
         let limit = kept.basis.backend.timeout.saturating_add(answer_timeout);
         let stopped = self.work.clients.stop_token().clone();
         self.work.backends.spawn("retire backend", async move {
+            let ended = async {
+                tokio::time::sleep(LATE).await;
+                kept.recalling.quiet().await;
+            };
             tokio::select! {
-                () = kept.recalling.quiet() => {}
-                () = tokio::time::sleep(limit) => {}
+                _ = tokio::time::timeout(limit, ended) => {}
                 () = stopped.cancelled() => {}
             }
             kept.backend.close().await;

@@ -2,6 +2,7 @@
 
 mod call;
 mod filter;
+pub(crate) mod otlp;
 mod output;
 
 use std::borrow::Cow;

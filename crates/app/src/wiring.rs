@@ -1,6 +1,7 @@
 //! From the checked configuration to backends, endpoints and the public face.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context as _, anyhow};
 use drawbridge_core::event_log::EventRing;
@@ -8,6 +9,7 @@ use drawbridge_core::fleet::Peers;
 use drawbridge_core::metrics::{Gauges, Metrics};
 use drawbridge_core::seal::{KeyRing, SealKey};
 use drawbridge_core::state::SharedState;
+use drawbridge_core::trace::Tracer;
 use drawbridge_core::{Backend, BackendName, RoundOptions, Rounds, Tasks};
 use drawbridge_front::options::FrontOptions;
 use drawbridge_front::{Front, Parts};
@@ -60,6 +62,14 @@ pub struct Work {
     pub fleet: Tasks,
 }
 
+/// Where is kept what happens.
+pub struct Records {
+    /// What is counted.
+    pub metrics: Arc<Metrics>,
+    /// Who records traces, if somebody does.
+    pub tracer: Option<Tracer>,
+}
+
 /// Makes all parts. `guard` starts stdio backends, `workers` is the number of runtimes.
 ///
 /// # Errors
@@ -68,12 +78,13 @@ pub struct Work {
 pub fn wire(
     config: &Config,
     state: SharedState,
-    metrics: Arc<Metrics>,
+    records: Records,
     keys: &[SealKey],
     guard: &GuardCommand,
     workers: usize,
     work: &Work,
 ) -> anyhow::Result<Wired> {
+    let Records { metrics, tracer } = records;
     let keys = Arc::new(KeyRing::new(keys)?);
     let peers = Peers::new(state, work.fleet.clone());
     let means = Means {
@@ -96,6 +107,7 @@ pub fn wire(
         tasks: work.clients.clone(),
         peers: peers.clone(),
         metrics: metrics.clone(),
+        tracer,
     });
     let current = Mutex::new(Current::before(config));
     let work = work.clone();
@@ -208,6 +220,22 @@ pub(crate) fn make_backend(
     })
 }
 
+/// How the collector of traces is reached.
+pub(crate) fn collector_options(config: &Config) -> OutboundOptions {
+    OutboundOptions {
+        ca_bundles: config.outbound.ca_bundle.clone(),
+        proxy: proxy(config),
+        connect_timeout: Duration::from_secs(5),
+        workers: 1,
+    }
+}
+
+/// The proxy for `https`, if there is one.
+fn proxy(config: &Config) -> Option<Proxy> {
+    let proxy = config.outbound.proxy.as_ref()?;
+    Some(Proxy { url: proxy.https.as_ref()?.expose().to_owned(), no_proxy: proxy.no_proxy.clone() })
+}
+
 fn outbound_options(
     config: &Config,
     http: &config::HttpBackend,
@@ -215,13 +243,9 @@ fn outbound_options(
     workers: usize,
 ) -> OutboundOptions {
     let own = &http.ca_bundle;
-    let proxy = config.outbound.proxy.as_ref().and_then(|proxy| {
-        let url = proxy.https.as_ref()?.expose().to_owned();
-        Some(Proxy { url, no_proxy: proxy.no_proxy.clone() })
-    });
     OutboundOptions {
         ca_bundles: if own.is_empty() { config.outbound.ca_bundle.clone() } else { own.clone() },
-        proxy,
+        proxy: proxy(config),
         connect_timeout: options.connect_timeout,
         workers,
     }

@@ -26,6 +26,7 @@ use tokio::sync::oneshot;
 
 use crate::client::Client;
 use crate::fault::Fault;
+use crate::trace::Trace;
 
 /// A request of a client on its way to a backend.
 #[derive(Debug, Clone)]
@@ -36,6 +37,15 @@ pub struct Call {
     pub client: Arc<Client>,
     /// HTTP headers that mirror tool arguments (`Mcp-Param-*`), to be relayed with the request.
     pub params_headers: SmallVec<[(String, String); 0]>,
+    /// What is traced of it, if something is.
+    pub trace: Option<Arc<Trace>>,
+}
+
+impl Call {
+    /// A request that nothing more is known of.
+    pub fn new(request: Message, client: Arc<Client>) -> Self {
+        Self { request, client, params_headers: SmallVec::new(), trace: None }
+    }
 }
 
 /// The stream of a call's events. Dropping it before the terminal event cancels the call.

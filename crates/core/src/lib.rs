@@ -26,6 +26,7 @@ pub mod rounds;
 pub mod seal;
 pub mod state;
 pub mod tasks;
+pub mod trace;
 pub mod worker;
 
 pub use backend::{Backend, BackendName, Conversation, Description};

@@ -33,6 +33,7 @@ use crate::fleet::Peers;
 use crate::metrics::{self, Method, Outcome};
 use crate::mirrored::{self, Mirrored, Tool};
 use crate::state::Heard;
+use crate::trace;
 
 /// A list of tools that is read for what it says about headers has at most this many pages.
 const MAX_PAGES: usize = 50;
@@ -317,9 +318,9 @@ impl Conversation for Talk {
 
 impl Talk {
     /// Any call but one of a tool.
-    fn read(&self, call: Call) -> Events {
+    fn read(&self, mut call: Call) -> Events {
         let memory = self.memory.clone();
-        let mut sent = Sent::new(&memory, &call);
+        let mut sent = Sent::new(&memory, &mut call);
         if call.request.method() != method::TOOLS_LIST {
             return Box::pin(self.inner.clone().call(call).map(move |event| {
                 sent.see(&event);
@@ -357,10 +358,10 @@ impl Talk {
     }
 
     /// Sends the call of a tool. If the backend refuses its headers, nothing was done yet, and it may be sent again.
-    fn send(self: Arc<Self>, call: Call) -> Events {
+    fn send(self: Arc<Self>, mut call: Call) -> Events {
         let at = Instant::now();
-        let mut sent = Sent::new(&self.memory, &call);
         let mut again = Some(call.clone());
+        let mut sent = Sent::new(&self.memory, &mut call);
         Box::pin(self.inner.clone().call(call).flat_map(move |event| {
             sent.see(&event);
             self.memory.hear(&event);
@@ -406,7 +407,7 @@ impl Talk {
 
     /// After a backend has refused the headers of a call: finds out what it wants, and sends the call again if that is
     /// something else.
-    fn recover(self: Arc<Self>, call: Call, refusal: Event, sent: Instant) -> Events {
+    fn recover(self: Arc<Self>, mut call: Call, refusal: Event, sent: Instant) -> Events {
         generate(move |emit| async move {
             let name = call.request.text(Field::Name).unwrap_or_default().into_owned();
             self.learn(&call, sent).await;
@@ -421,7 +422,7 @@ impl Talk {
                 Ok(headers) => headers.into(),
                 Err(fault) => return Event::Fail(fault),
             };
-            let mut again = Sent::new(&self.memory, &call);
+            let mut again = Sent::new(&self.memory, &mut call);
             let events = self.inner.clone().call(Call { params_headers: headers, ..call });
             let memory = self.memory.clone();
             let events = events.inspect(move |event| {
@@ -449,7 +450,7 @@ impl Talk {
                 let members = [("_meta", meta.as_deref()), ("cursor", cursor.as_deref())];
                 let params = json::object(members.into_iter().filter_map(|(key, value)| Some((key, value?))));
                 let request = Message::request(&Id::from_number(0), method::TOOLS_LIST, &params);
-                let asked = Call { request, client: call.client.clone(), params_headers: Default::default() };
+                let asked = Call::new(request, call.client.clone());
                 let mut events = self.read(asked);
                 let last = loop {
                     match events.next().await {
@@ -475,22 +476,29 @@ impl Talk {
 /// A request that the backend has, to be counted when it ends.
 struct Sent {
     memory: Arc<Memory>,
+    span: Option<trace::Open>,
     at: Instant,
     lasts: bool,
     has_ended: bool,
 }
 
 impl Sent {
-    fn new(memory: &Arc<Memory>, call: &Call) -> Self {
+    /// A call that goes to the backend now; if it is traced, with that in it.
+    fn new(memory: &Arc<Memory>, call: &mut Call) -> Self {
+        let span = call.trace.take().and_then(|trace| {
+            let (span, next, request) = trace::sent(&trace, &call.request, memory.name.as_str());
+            (call.trace, call.request) = (Some(next), request);
+            span
+        });
         let lasts = Method::of(&call.request.method()).lasts();
         memory.running.fetch_add(1, Ordering::AcqRel);
-        Self { memory: memory.clone(), at: Instant::now(), lasts, has_ended: false }
+        Self { memory: memory.clone(), span, at: Instant::now(), lasts, has_ended: false }
     }
 
     /// Looks at what comes of it.
     fn see(&mut self, event: &Event) {
         let Some(outcome) = Outcome::of(event).filter(|_| !self.has_ended) else { return };
-        self.end(outcome);
+        self.end(outcome, trace::codes(event));
         match event {
             Event::Done(_) | Event::Asks(_) => self.memory.metrics.up.set(true),
             Event::Fail(fault) if is_unreachable(fault) => self.memory.metrics.up.set(false),
@@ -498,8 +506,12 @@ impl Sent {
         }
     }
 
-    fn end(&mut self, outcome: Outcome) {
+    fn end(&mut self, outcome: Outcome, (code, fault): (Option<i64>, Option<&'static str>)) {
         self.has_ended = true;
+        if let Some(mut span) = self.span.take() {
+            span.set_outcome(outcome, code, fault);
+            span.end(outcome, self.at.elapsed());
+        }
         self.memory.metrics.ended(outcome, (!self.lasts).then(|| self.at.elapsed()));
     }
 }
@@ -507,7 +519,7 @@ impl Sent {
 impl Drop for Sent {
     fn drop(&mut self) {
         if !self.has_ended {
-            self.end(Outcome::Cancelled);
+            self.end(Outcome::Cancelled, (None, None));
         }
         if self.memory.running.fetch_sub(1, Ordering::AcqRel) == 1 {
             self.memory.quiet.notify_waiters();

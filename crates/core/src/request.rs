@@ -4,9 +4,19 @@
 
 use std::fmt;
 use std::future::Future;
+use std::sync::Arc;
+
+use crate::trace::Incoming;
 
 tokio::task_local! {
-    static CURRENT: Id;
+    static CURRENT: Current;
+}
+
+#[derive(Clone)]
+struct Current {
+    id: Id,
+    /// `None` where nobody collects traces.
+    trace: Option<Arc<Incoming>>,
 }
 
 /// Names a request. It has the form of a trace id (W3C Trace Context § trace-id).
@@ -34,6 +44,11 @@ impl Id {
         (id != 0).then(|| Self(id.to_be_bytes()))
     }
 
+    /// The id itself.
+    pub fn bytes(self) -> [u8; 16] {
+        self.0
+    }
+
     /// The id in hexadecimal digits.
     pub fn digits(self) -> [u8; 32] {
         const DIGITS: &[u8; 16] = b"0123456789abcdef";
@@ -52,18 +67,28 @@ impl fmt::Display for Id {
 
 /// The request that is being worked on here, if it is one's.
 pub fn current() -> Option<Id> {
-    CURRENT.try_with(|id| *id).ok()
+    CURRENT.try_with(|current| current.id).ok()
+}
+
+/// What is to be known for tracing the request that is being worked on here, if requests are traced.
+pub fn incoming() -> Option<Arc<Incoming>> {
+    CURRENT.try_with(|current| current.trace.clone()).ok().flatten()
 }
 
 /// Does `work` for the request `id`.
 pub fn scope<F: Future>(id: Id, work: F) -> impl Future<Output = F::Output> {
-    CURRENT.scope(id, work)
+    CURRENT.scope(Current { id, trace: None }, work)
+}
+
+/// The same for a request that may be traced.
+pub fn traced<F: Future>(id: Id, trace: Option<Arc<Incoming>>, work: F) -> impl Future<Output = F::Output> {
+    CURRENT.scope(Current { id, trace }, work)
 }
 
 /// Does a piece of `work` for the request `id`, if it is for one.
 pub fn within<T>(id: Option<Id>, work: impl FnOnce() -> T) -> T {
     match id {
-        Some(id) => CURRENT.sync_scope(id, work),
+        Some(id) => CURRENT.sync_scope(Current { id, trace: None }, work),
         None => work(),
     }
 }

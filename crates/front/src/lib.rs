@@ -30,6 +30,7 @@ use drawbridge_core::fault::Bounded;
 use drawbridge_core::fleet::Peers;
 use drawbridge_core::metrics::{Gauges, Metrics};
 use drawbridge_core::seal::KeyRing;
+use drawbridge_core::trace::{Context, Incoming, Tracer};
 use drawbridge_core::{Endpoint, Fault, Rounds, Tasks, request};
 use drawbridge_wire::{ProtocolVersion, RpcError, code, header};
 use http::request::Parts as Head;
@@ -53,6 +54,7 @@ pub(crate) struct Inner {
     in_flight: AtomicUsize,
     pub(crate) streams: Arc<OpenStreams>,
     metrics: Arc<Metrics>,
+    tracer: Option<Tracer>,
     pub(crate) legacy: Legacy,
     rounds: Arc<Rounds>,
     pub(crate) peers: Peers,
@@ -95,6 +97,8 @@ pub struct Parts {
     pub tasks: Tasks,
     /// Where answers are counted.
     pub metrics: Arc<Metrics>,
+    /// Who records traces, if somebody does.
+    pub tracer: Option<Tracer>,
     /// The other instances.
     pub peers: Peers,
 }
@@ -110,6 +114,7 @@ impl Front {
             in_flight: AtomicUsize::new(0),
             streams: Arc::default(),
             metrics: parts.metrics,
+            tracer: parts.tracer,
             legacy,
             rounds: parts.rounds,
             is_attending: AtomicBool::new(!parts.peers.state().is_fleet),
@@ -195,11 +200,17 @@ impl Front {
         }
         let traced = request.headers().get(TRACEPARENT).and_then(|v| request::Id::of_trace(v.as_bytes()));
         let id = traced.unwrap_or_else(request::Id::fresh);
+        let trace = inner.tracer.as_ref().map(|tracer| {
+            let headers = request.headers();
+            let context = reply::text(headers, TRACEPARENT.as_str())
+                .and_then(|parent| Context::parse(parent, reply::text(headers, "tracestate")));
+            Arc::new(Incoming { tracer: tracer.clone(), headers: context })
+        });
         let mut response = match inner.admit() {
             Err(fault) => Refusal::unavailable(&fault).into_response(),
-            Ok(_admitted) => {
-                request::scope(id, inner.clone().serve(request)).await.unwrap_or_else(Refusal::into_response)
-            }
+            Ok(_admitted) => request::traced(id, trace, inner.clone().serve(request))
+                .await
+                .unwrap_or_else(Refusal::into_response),
         };
         if let Ok(id) = HeaderValue::from_bytes(&id.digits()) {
             response.headers_mut().insert(REQUEST_ID, id);

@@ -156,6 +156,7 @@ async fn call(
         Ok(listening) => listening,
         Err(refusal) => return Err(record.refused(refusal)),
     };
+    let trace = record.trace();
     let mut encoder = Encoder::new(&request, id, record);
     let params_headers = headers
         .iter()
@@ -164,7 +165,8 @@ async fn call(
         .collect();
     let who: Arc<dyn Conversing> =
         Arc::new(Sessionless { client: client.clone(), endpoint: endpoint.clone() });
-    let mut events = endpoint.call(&who, Call { request, client, params_headers });
+    let call = Call { params_headers, trace, ..Call::new(request, client) };
+    let mut events = endpoint.call(&who, call);
     let wait = tokio::time::sleep(inner.live().options.sse_after);
     tokio::pin!(wait);
     let mut first = None;

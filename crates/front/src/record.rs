@@ -8,10 +8,12 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use drawbridge_core::call::Event;
+use drawbridge_core::event_log::SessionKey;
 use drawbridge_core::metrics::{Era, Method, Outcome};
-use drawbridge_core::{BackendName, Endpoint, Fault, request};
+use drawbridge_core::trace::{self, Trace};
+use drawbridge_core::{BackendName, Endpoint, request};
 use drawbridge_wire::message::{Field, Incoming};
-use drawbridge_wire::{Kind, Message, code, json, method};
+use drawbridge_wire::{Kind, Message, ProtocolVersion, json, method};
 use http::StatusCode;
 
 use crate::reply::Refusal;
@@ -27,6 +29,9 @@ pub(crate) struct Record {
     era: Era,
     method: Method,
     begun: Instant,
+    /// What is traced of it, if something is.
+    span: Option<trace::Open>,
+    trace: Option<Arc<Trace>>,
     /// What only the log needs; `None` if it does not want the line.
     words: Option<Words>,
     /// The answer is a stream.
@@ -65,16 +70,7 @@ impl End {
 
     /// The end of a call, if `event` is one.
     pub(crate) fn of(event: &Event) -> Option<Self> {
-        let code = match event {
-            Event::Done(reply) if reply.is_error() => Some(reply.message.error_code()),
-            Event::Fail(Fault::Rpc(error)) => Some(error.code),
-            Event::Fail(_) => Some(code::INTERNAL_ERROR),
-            _ => None,
-        };
-        let fault = match event {
-            Event::Fail(fault) if !matches!(fault, Fault::Rpc(_)) => Some(fault.code()),
-            _ => None,
-        };
+        let (code, fault) = trace::codes(event);
         Some(Self { outcome: Outcome::of(event)?, code, fault })
     }
 }
@@ -91,7 +87,11 @@ impl Record {
                 name: name.or_else(|| message.slice(Field::Uri)),
             }
         });
-        Self {
+        let (span, trace) =
+            request::incoming().map_or((None, None), |incoming| trace::begin(&incoming, message));
+        let mut record = Self {
+            span,
+            trace,
             endpoint: endpoint.clone(),
             era,
             method: Method::of(&message.method()),
@@ -99,6 +99,27 @@ impl Record {
             words,
             streamed: false,
             has_ended: false,
+        };
+        if let Some(version) = message.text(Field::MetaProtocolVersion) {
+            record.note("mcp.protocol.version", || shortened(&version).to_owned());
+        }
+        record
+    }
+
+    /// What goes on with the call that the request is.
+    pub(crate) fn trace(&self) -> Option<Arc<Trace>> {
+        self.trace.clone()
+    }
+
+    /// The request is one of a session.
+    pub(crate) fn of_session(&mut self, key: &SessionKey, version: ProtocolVersion) {
+        self.note("mcp.session.id", || key.to_string());
+        self.note("mcp.protocol.version", || version.as_str().to_owned());
+    }
+
+    fn note(&mut self, key: &'static str, value: impl FnOnce() -> String) {
+        if let Some(span) = &mut self.span {
+            span.set(key, value());
         }
     }
 
@@ -125,6 +146,15 @@ impl Record {
         }
         let took = self.begun.elapsed();
         self.endpoint.metrics().ended(self.era, self.method, end.outcome, took);
+        if let Some(mut span) = self.span.take() {
+            span.set("drawbridge.endpoint.name", self.endpoint.display_name().to_owned());
+            span.set("network.protocol.name", "http");
+            if let Some(status) = if self.streamed { Some(StatusCode::OK) } else { status } {
+                span.set_number("http.response.status_code", i64::from(status.as_u16()));
+            }
+            span.set_outcome(end.outcome, end.code, end.fault);
+            span.end(end.outcome, took);
+        }
         let Some(words) = &self.words else { return };
         let method = text(&words.method);
         let name = words.name.as_ref().map(|name| text(name));

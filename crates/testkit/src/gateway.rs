@@ -38,7 +38,8 @@ pub fn binary() -> PathBuf {
 pub fn command() -> Command {
     let mut command = Command::new(binary());
     for (key, _) in std::env::vars_os() {
-        let is_setting = key.to_str().is_some_and(|key| key.starts_with("DRAWBRIDGE_"));
+        let is_setting =
+            key.to_str().is_some_and(|key| key.starts_with("DRAWBRIDGE_") || key.starts_with("OTEL_"));
         if is_setting || key.to_str().is_some_and(|key| key.to_ascii_uppercase().ends_with("_PROXY")) {
             command.env_remove(key);
         }

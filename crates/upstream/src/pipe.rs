@@ -613,7 +613,7 @@ pub(crate) async fn ask(
     client: &Arc<Client>,
     request: Message,
 ) -> Result<Message, Fault> {
-    let call = Call { request, client: client.clone(), params_headers: smallvec::SmallVec::new() };
+    let call = Call::new(request, client.clone());
     let mut events = pipe.call(call);
     let answer = async {
         while let Some(event) = futures_util::StreamExt::next(&mut events).await {

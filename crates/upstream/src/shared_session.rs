@@ -175,7 +175,7 @@ impl SharedSession {
         let uri = json::encode_string(uri);
         let request = Message::request(&Id::from_number(0), method, &json::object([("uri", uri.as_bytes())]));
         let client = self.client.clone();
-        let call = Call { request, client, params_headers: smallvec::SmallVec::new() };
+        let call = Call::new(request, client);
         let mut events = self.session.clone().call(call);
         let done = async {
             while let Some(event) = events.next().await {

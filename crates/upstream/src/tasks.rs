@@ -70,7 +70,7 @@ impl Driven<'_> {
         let members = [("taskId", &self.id[..])].into_iter().chain(more);
         let members = members.chain(meta.as_deref().map(|meta| ("_meta", meta)));
         let request = Message::request(&Id::from_number(1), method, &json::object(members));
-        Call { request, client: self.call.client.clone(), params_headers: SmallVec::new() }
+        Call::new(request, self.call.client.clone())
     }
 
     async fn ask(&self, method: &str, more: Option<(&str, &[u8])>) -> Result<Message, Fault> {

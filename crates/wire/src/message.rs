@@ -73,6 +73,8 @@ fields! {
     MetaProtocolVersion = Meta "io.modelcontextprotocol/protocolVersion",
     MetaClientCapabilities = Meta "io.modelcontextprotocol/clientCapabilities",
     MetaClientInfo = Meta "io.modelcontextprotocol/clientInfo",
+    MetaTraceparent = Meta "traceparent",
+    MetaTracestate = Meta "tracestate",
     MetaLogLevel = Meta "io.modelcontextprotocol/logLevel",
     MetaSubscriptionId = Meta "io.modelcontextprotocol/subscriptionId",
     ResultType = Result "resultType",

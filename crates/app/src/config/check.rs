@@ -7,6 +7,7 @@ mod endpoint;
 mod outbound;
 mod public;
 mod redis;
+mod tracing;
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, SocketAddr};
@@ -165,6 +166,7 @@ pub(super) fn file(checker: &mut Checker<'_>, file: raw::File) -> (Config, BTree
     config.seal_keys = seal_keys(checker, seal);
     config.auth = auth(checker, &file.auth.unwrap_or_default(), &config);
     config.log = log(checker, file.log.unwrap_or_default());
+    config.otlp = tracing::otlp(checker, file.tracing.unwrap_or_default());
     config.limits = limits(checker, &file.limits.unwrap_or_default());
     config.streams = streams(checker, &file.streams.unwrap_or_default());
     config.drain = drain(&file.drain.unwrap_or_default(), config.redis.is_some());

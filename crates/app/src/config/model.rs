@@ -10,7 +10,7 @@ use std::time::Duration;
 use drawbridge_redis::{EventLimits, RedisOptions, ServerUrl};
 use url::Url;
 
-use super::raw::{AuthMode, Era, LogFormat, SessionScope, Transport};
+use super::raw::{AuthMode, Era, LogFormat, OtlpProtocol, SessionScope, Transport};
 use super::secret::{self, SealKey, Secret};
 
 const KIB: usize = 1 << 10;
@@ -35,6 +35,8 @@ pub struct Config {
     pub auth: Auth,
     /// What is logged and how.
     pub log: Log,
+    /// Where traces go; `None`: nothing is traced.
+    pub otlp: Option<Otlp>,
     /// Upper bounds.
     pub limits: Limits,
     /// Event streams to clients.
@@ -60,6 +62,7 @@ impl Default for Config {
             seal_keys: Vec::new(),
             auth: Auth::default(),
             log: Log::default(),
+            otlp: None,
             limits: Limits::default(),
             streams: Streams::default(),
             drain: Drain::default(),
@@ -199,6 +202,21 @@ impl Default for Log {
     fn default() -> Self {
         Self { format: LogFormat::Text, level: "info".to_owned() }
     }
+}
+
+/// A collector of traces.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Otlp {
+    /// Its URL.
+    pub endpoint: Url,
+    /// How it is spoken to.
+    pub protocol: OtlpProtocol,
+    /// Headers for it.
+    pub headers: BTreeMap<String, Secret>,
+    /// Share of the traces that begin here which is recorded, 0 to 1.
+    pub sample: f64,
+    /// What the gateway is called in traces.
+    pub service_name: String,
 }
 
 /// Upper bounds; sizes in bytes, none of them 0.

@@ -38,6 +38,8 @@ pub(super) struct File {
     pub(super) auth: Option<Auth>,
     /// What is logged and how.
     pub(super) log: Option<Log>,
+    /// Traces of calls.
+    pub(super) tracing: Option<Tracing>,
     /// Upper bounds that keep one caller or backend from taking everything.
     pub(super) limits: Option<Limits>,
     /// Event streams to clients.
@@ -170,6 +172,40 @@ pub enum LogFormat {
     Text,
     /// For collectors: one JSON object per line.
     Json,
+}
+
+/// Traces of calls.
+#[derive(Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Tracing {
+    /// Where they go: to a collector of OpenTelemetry.
+    pub(super) otlp: Option<Otlp>,
+}
+
+/// A collector of OpenTelemetry.
+#[derive(Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Otlp {
+    /// Its URL, without `/v1/traces`; default that in `OTEL_EXPORTER_OTLP_ENDPOINT`. Without either nothing is traced.
+    pub(super) endpoint: Option<String>,
+    /// How it is spoken to; default `http`.
+    pub(super) protocol: Option<OtlpProtocol>,
+    /// Headers sent with every request to it.
+    pub(super) headers: Option<BTreeMap<String, SecretSource>>,
+    /// Share of the traces that begin here which is recorded, 0 to 1; default 1.
+    #[schemars(range(min = 0.0, max = 1.0))]
+    pub(super) sample: Option<f64>,
+}
+
+/// How a collector is spoken to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum OtlpProtocol {
+    /// Protobuf over HTTP, usually at port 4318.
+    #[default]
+    Http,
+    /// gRPC without TLS, usually at port 4317.
+    Grpc,
 }
 
 /// Upper bounds that keep one caller or backend from taking everything.

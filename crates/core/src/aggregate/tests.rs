@@ -106,7 +106,7 @@ async fn ask(endpoint: &Arc<Endpoint>, method: &str, params: &str) -> serde_json
     });
     let who: Arc<dyn Conversing> = Arc::new(Caller { client: client.clone(), endpoint: endpoint.clone() });
     let request = Message::request(&Id::from_number(1), method, params.as_bytes());
-    let call = Call { request, client, params_headers: Default::default() };
+    let call = Call::new(request, client);
     let name = BackendName::parse("test").unwrap();
     let last = lists::last_event(endpoint.call(&who, call), &name, Duration::from_secs(10));
     match last.await {

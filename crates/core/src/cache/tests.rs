@@ -20,7 +20,7 @@ fn client(name: &str, capabilities: &'static str) -> Arc<Client> {
 
 fn call_of(client: &Arc<Client>, method: &str, params: &Value) -> Call {
     let request = Message::request(&Id::from_number(7), method, params.to_string().as_bytes());
-    Call { request, client: client.clone(), params_headers: Default::default() }
+    Call::new(request, client.clone())
 }
 
 fn call(method: &str, params: &Value) -> Call {

@@ -165,7 +165,7 @@ impl CallFrame {
     pub fn read(self, request: Bytes) -> Option<Call> {
         let client = std::sync::Arc::new(self.client.read()?);
         let request = Message::parse(request).ok()?;
-        Some(Call { request, client, params_headers: self.headers.into_iter().collect() })
+        Some(Call { params_headers: self.headers.into_iter().collect(), ..Call::new(request, client) })
     }
 }
 

@@ -107,7 +107,7 @@ async fn ask(
 ) -> String {
     let request = Message::request(&Id::from_number(1), method, params.as_bytes());
     let params_headers = headers.iter().map(|(n, v)| ((*n).to_owned(), (*v).to_owned())).collect();
-    let mut events = talk.clone().call(Call { request, client: client.clone(), params_headers });
+    let mut events = talk.clone().call(Call { params_headers, ..Call::new(request, client.clone()) });
     match events.next().await {
         Some(Event::Done(reply)) => String::from_utf8(reply.message.bytes().to_vec()).unwrap(),
         Some(Event::Fail(fault)) => format!("{} {fault}", fault.to_rpc_error().code),
@@ -217,7 +217,7 @@ async fn what_comes_outside_of_calls_is_heard_before_it_is_passed_on() {
     impl Unsolicited for Receiver {
         fn deliver(&self, _: Event) {
             let request = Message::request(&Id::from_number(1), method::PROMPTS_LIST, b"{}");
-            let call = Call { request, client: self.client.clone(), params_headers: Default::default() };
+            let call = Call::new(request, self.client.clone());
             let talk = self.talk.lock().clone().unwrap();
             // Only what is kept is there at once.
             let answer = futures_util::FutureExt::now_or_never(async { talk.call(call).next().await });

@@ -154,7 +154,7 @@ impl World {
         let who: Arc<dyn Conversing> = Arc::new(Caller(client.clone(), self.puppet.clone()));
         let request =
             Message::request(&Id::from_number(1), method::TOOLS_CALL, params.to_string().as_bytes());
-        self.endpoints[at].call(&who, Call { request, client, params_headers: smallvec::SmallVec::new() })
+        self.endpoints[at].call(&who, Call::new(request, client))
     }
 
     /// A new ask of the backend; its id is its number.

@@ -182,7 +182,7 @@ mod tests {
             answers: Answers::ByRetry,
         };
         let request = Message::request(&Id::from_number(1), method, params.as_bytes());
-        Call { request, client: Arc::new(client), params_headers: smallvec::SmallVec::new() }
+        Call::new(request, Arc::new(client))
     }
 
     const VALID: Duration = Duration::from_secs(60);

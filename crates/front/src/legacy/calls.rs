@@ -41,7 +41,7 @@ impl CallMessages {
         let bound = session.bound();
         let who: Arc<dyn Conversing> = bound.clone();
         let client = session.client().clone();
-        let call = Call { request, client, params_headers: smallvec::SmallVec::new() };
+        let call = Call { trace: record.trace(), ..Call::new(request, client) };
         let in_flight = session.begin(id);
         let events = bound.endpoint.call(&who, call);
         let mut messages = Self::new(session, in_flight, method, events, record);

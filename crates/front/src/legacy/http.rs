@@ -227,7 +227,7 @@ async fn without_session(
     }
     let who: Arc<dyn Conversing> =
         Arc::new(Sessionless { client: client.clone(), endpoint: endpoint.clone() });
-    let call = Call { request: message.clone(), client, params_headers: smallvec::SmallVec::new() };
+    let call = Call { trace: record.trace(), ..Call::new(message.clone(), client) };
     let events = endpoint.call(&who, call);
     let messages = CallMessages::of(&session, id, message.method().into_owned(), events, record);
     respond(inner, Held::new(Running::new(vec![messages]), inner.tasks.clone()), 1, false, None).await
@@ -305,6 +305,7 @@ pub(super) fn receive(inner: &Inner, session: &Arc<Session>, message: Message) -
         Kind::Request => {
             let id = message.id();
             let mut record = Record::begin(&session.endpoint(), Era::Legacy, &message);
+            record.of_session(&session.key, session.client().version);
             let mut refused = |error: RpcError| {
                 record.end(End::error(Outcome::Refused, error.code), StatusCode::OK);
                 Box::new(error.to_message(id.as_ref()))

@@ -265,7 +265,7 @@ impl Follow {
         let params = json::object([("notifications", &notifications[..])]);
         let request = Message::request(&Id::from_number(1), method::LISTEN, &params);
         let client = self.client.clone();
-        let mut events = (self.caller)(Call { request, client, params_headers: smallvec::SmallVec::new() });
+        let mut events = (self.caller)(Call::new(request, client));
         let acknowledged = async {
             while let Some(event) = events.next().await {
                 match event {

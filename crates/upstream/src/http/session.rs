@@ -23,7 +23,7 @@ use tokio::sync::{Notify, Semaphore};
 use tokio_util::sync::CancellationToken;
 
 use super::aside::RunningCalls;
-use super::shared::{COURTESY, Shared};
+use super::shared::{COURTESY, Shared, trace_headers};
 use crate::answer::{self, Answer, EventStream};
 use crate::answering::Answering;
 use crate::changes::Filter;
@@ -343,14 +343,14 @@ impl HttpSession {
             Box::pin(self.set_level(call, &opened)).await;
         }
         let mut cancel = CancelGuard::new(self, &opened, &id);
-        let mut answer = self.send(&opened, text.clone()).await?;
+        let mut answer = self.send_call(&opened, call, text.clone()).await?;
         if is_session_lost(&answer, &opened) {
             // Unknown session: the call was not started, so a new session may have it.
             self.lost(&opened);
             cancel.disarm();
             opened = Box::pin(self.open_again(refused)).await?;
             cancel = CancelGuard::new(self, &opened, &id);
-            answer = Box::pin(self.send(&opened, text)).await?;
+            answer = Box::pin(self.send_call(&opened, call, text)).await?;
         }
         let event = match answer {
             Answer::Message(status, message) if is_of_the_other_era(status, &message) => {
@@ -383,6 +383,13 @@ impl HttpSession {
         if let Some(request) = request {
             let _ = tokio::time::timeout(COURTESY, self.send(opened, request.bytes().clone())).await;
         }
+    }
+
+    async fn send_call(&self, opened: &Opened, call: &Call, text: Bytes) -> Result<Answer, Fault> {
+        let mut headers = opened.headers();
+        headers.extend(trace_headers(call));
+        let response = self.shared.post(&headers, text).await?;
+        answer::read(response, &self.shared.options).await
     }
 
     async fn send(&self, opened: &Opened, text: Bytes) -> Result<Answer, Fault> {

@@ -5,6 +5,7 @@ use std::sync::Weak;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use drawbridge_core::call::Call;
 use drawbridge_core::event_log::SessionKey;
 use drawbridge_core::fault::Deadline;
 use drawbridge_core::{Fault, Tasks};
@@ -77,9 +78,20 @@ pub(crate) struct Shared {
     pub(super) sessions: Mutex<HashMap<SessionKey, Weak<HttpSession>>>,
 }
 
+const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
+const TRACESTATE: HeaderName = HeaderName::from_static("tracestate");
 const BOTH: HeaderValue = HeaderValue::from_static("application/json, text/event-stream");
 const STREAM: HeaderValue = HeaderValue::from_static("text/event-stream");
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
+
+/// The headers that say which trace a call is part of, if it is traced.
+pub(crate) fn trace_headers(call: &Call) -> impl Iterator<Item = (HeaderName, HeaderValue)> + use<> {
+    let context = call.trace.as_ref().map(|trace| trace.context());
+    let parent = context.map(|context| (TRACEPARENT, context.to_string()));
+    let state = context.and_then(|context| Some((TRACESTATE, context.state()?.to_owned())));
+    let headers = parent.into_iter().chain(state);
+    headers.filter_map(|(name, value)| Some((name, HeaderValue::from_str(&value).ok()?)))
+}
 
 /// Requests that only help (cancel, end a session) wait no longer than this.
 pub(crate) const COURTESY: Duration = Duration::from_secs(5);

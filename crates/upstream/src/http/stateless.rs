@@ -10,7 +10,7 @@ use drawbridge_wire::{Id, Kind, Message, code, method};
 use http::{HeaderName, HeaderValue, StatusCode};
 
 use super::era;
-use super::shared::Shared;
+use super::shared::{Shared, trace_headers};
 use crate::answer::{self, Answer, EventStream};
 use crate::changes::listen::Caller;
 use crate::modern;
@@ -84,6 +84,7 @@ async fn exchange(shared: &Shared, emit: &Emitter, call: &Call, patient: bool) -
     headers.extend(call.params_headers.iter().filter_map(|(name, value)| {
         Some((HeaderName::from_bytes(name.as_bytes()).ok()?, HeaderValue::from_str(value).ok()?))
     }));
+    headers.extend(trace_headers(call));
     let text = modern::outgoing(&call.request, &id, &call.client, None);
     let response = shared.post(&headers, text).await?;
     match answer::read(response, &shared.options).await? {

@@ -16,7 +16,6 @@ use drawbridge_wire::message::Field;
 use drawbridge_wire::{Edit, Id, Kind, Message, RpcError, code, json, method};
 use futures_util::StreamExt as _;
 use parking_lot::Mutex;
-use smallvec::SmallVec;
 use tokio::sync::watch;
 
 use super::knows_extension;
@@ -121,7 +120,7 @@ impl SessionTasks {
         let id = json::encode_string(id);
         let request =
             Message::request(&Id::from_number(0), method, &json::object([("taskId", id.as_bytes())]));
-        Call { request, client: client.clone(), params_headers: SmallVec::new() }
+        Call::new(request, client.clone())
     }
 
     async fn ask(&self, call: Call) -> Result<Message, Fault> {
@@ -162,7 +161,7 @@ impl SessionTasks {
         for _ in 0..MAX_PAGES {
             let params = json::object(cursor.iter().map(|cursor| ("cursor", &cursor[..])));
             let request = Message::request(&Id::from_number(0), method::TOOLS_LIST, &params);
-            let call = Call { request, client: client.clone(), params_headers: SmallVec::new() };
+            let call = Call::new(request, client.clone());
             let page = self.ask(call).await?;
             let tools = page.raw(Field::Result).and_then(|result| json::member(result, "tools"));
             for tool in tools.and_then(|raw| json::elements(raw).ok()).unwrap_or_default() {

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use super::{load_text, load_with};
 use crate::config::{
-    AuthMode, BackendKind, Config, Era, HttpBackend, LogFormat, Overrides, Password, Proxy, Redis, Secret,
-    StdioBackend, Transport,
+    AuthMode, BackendKind, Config, Era, HttpBackend, LogFormat, OtlpProtocol, Overrides, Password, Proxy,
+    Redis, Secret, StdioBackend, Transport,
 };
 
 /// A file as a team would have it.
@@ -278,4 +278,25 @@ fn log_filters_of_all_forms_are_accepted() {
 fn origins_of_pages_and_of_apps() {
     let text = "public: { allowed_origins: [\"HTTPS://App.example:443\", \"vscode-webview://0A-1b\"] }\n";
     assert_eq!(good(text, &[]).public.allowed_origins, ["https://app.example", "vscode-webview://0a-1b"]);
+}
+
+#[test]
+fn a_collector_of_traces_is_named_in_the_file_or_in_the_environment() {
+    assert_eq!(good("", &[]).otlp, None);
+    assert_eq!(good("tracing: { otlp: { sample: 0.5 } }", &[("OTEL_SERVICE_NAME", "x")]).otlp, None);
+    let variable = ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://a:4318");
+    let otlp =
+        good("tracing: { otlp: { sample: 0.5 } }", &[variable, ("OTEL_SERVICE_NAME", "x")]).otlp.unwrap();
+    assert_eq!(
+        (otlp.endpoint.as_str(), otlp.sample, otlp.service_name.as_str()),
+        ("http://a:4318/", 0.5, "x")
+    );
+    let text = "tracing:\n  otlp:\n    endpoint: http://b:4317\n    protocol: grpc\n    headers: { key: { env: KEY } }\n";
+    let otlp = good(text, &[variable, ("KEY", "hunter2")]).otlp.unwrap();
+    assert_eq!((otlp.endpoint.as_str(), otlp.protocol), ("http://b:4317/", OtlpProtocol::Grpc));
+    assert_eq!(
+        (otlp.headers["key"].expose(), otlp.sample, otlp.service_name.as_str()),
+        ("hunter2", 1.0, "drawbridge")
+    );
+    assert!(!format!("{otlp:?}").contains("hunter2"));
 }

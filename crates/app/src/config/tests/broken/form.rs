@@ -17,6 +17,12 @@ broken_files! {
           hint: did you mean `max_sessions`?
     "#;
 
+    share_beyond_all = "tracing: { otlp: { sample: 1.5 } }\n"
+    says r#"
+        drawbridge.yaml:1:20: tracing.otlp.sample: not a share
+          hint: write a number from 0 to 1, such as `0.1`
+    "#;
+
     unknown_key_that_is_near_nothing = "drain:\n  whatever: 3\n"
     says r#"
         drawbridge.yaml:2:3: drain.whatever: unknown key

@@ -45,6 +45,20 @@ broken_files! {
           hint: leave out `database`
     "#;
 
+    collector_at_no_url = "tracing:\n  otlp:\n    endpoint: collector:4318\n    headers: { \"a b\": x }\n"
+    says r#"
+        drawbridge.yaml:3:5: tracing.otlp.endpoint: `collector:4318` is not the URL of a collector
+          hint: write it as `http://HOST:4318`, or with `protocol: grpc` as `http://HOST:4317`
+        drawbridge.yaml:4:16: tracing.otlp.headers.a b: not the name of a header
+          hint: use letters, digits and `-`
+    "#;
+
+    collector_over_grpc_and_tls = "tracing:\n  otlp: { endpoint: \"https://c:4317\", protocol: grpc }\n"
+    says r#"
+        drawbridge.yaml:2:11: tracing.otlp.endpoint: gRPC is spoken without TLS
+          hint: use `protocol: http`, or a collector nearby
+    "#;
+
     mode_of_a_later_release = "auth: { mode: embedded }\n"
     says r#"
         drawbridge.yaml:1:9: auth.mode: this release has only the mode `none`
