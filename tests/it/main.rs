@@ -10,6 +10,8 @@ mod backends;
 #[cfg(test)]
 mod bridge;
 #[cfg(test)]
+mod chaos;
+#[cfg(test)]
 mod command_line;
 #[cfg(test)]
 mod docs;

@@ -187,6 +187,10 @@ struct Listener {
 }
 
 impl Unsolicited for Listener {
+    fn is_shared(&self) -> bool {
+        self.sink.upgrade().is_some_and(|sink| sink.is_shared())
+    }
+
     fn deliver(&self, event: Event) {
         self.memory.hear(&event);
         if let Some(sink) = self.sink.upgrade() {

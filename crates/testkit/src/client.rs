@@ -75,11 +75,30 @@ impl Client {
         headers: &HeaderMap,
         body: Bytes,
     ) -> Result<Reply, hyper_util::client::legacy::Error> {
+        soon("an answer", self.ask(method, path, headers, body)).await
+    }
+
+    /// Like [`Client::try_send`], without a deadline: for answers that may take any time.
+    ///
+    /// # Errors
+    ///
+    /// If the connection fails.
+    ///
+    /// # Panics
+    ///
+    /// If `path` is none.
+    pub async fn ask(
+        &self,
+        method: Method,
+        path: &str,
+        headers: &HeaderMap,
+        body: Bytes,
+    ) -> Result<Reply, hyper_util::client::legacy::Error> {
         let mut request = Request::new(Full::new(body));
         *request.method_mut() = method;
         *request.uri_mut() = format!("{}{path}", self.base).parse().unwrap();
         *request.headers_mut() = headers.clone();
-        Ok(Reply::new(soon("an answer", self.hyper.request(request)).await?))
+        Ok(Reply::new(self.hyper.request(request).await?))
     }
 
     /// Posts `body` with the headers of every client, and `headers`; an empty value takes a header out.
@@ -183,6 +202,11 @@ impl Reply {
     /// If it does not end in time.
     pub async fn bytes(self) -> Bytes {
         soon("the body", self.response.into_body().collect()).await.unwrap().to_bytes()
+    }
+
+    /// The whole body, however long it takes; none if it is cut.
+    pub async fn try_bytes(self) -> Option<Bytes> {
+        Some(self.response.into_body().collect().await.ok()?.to_bytes())
     }
 
     /// The whole body as text.

@@ -239,6 +239,26 @@ impl Resolving {
         Ok(session)
     }
 
+    /// The session that other instances have in common, if any, which may be gone by now.
+    async fn left_by_others(&self) -> Option<Arc<dyn Replaceable>> {
+        let backend = &self.backend;
+        let Scope::Session(key) = self.scope else { return None };
+        let home = Home::own(&backend.shared.options, key).filter(|_| backend.scopes.are_own())?;
+        match backend.era(&self.client).await.ok()? {
+            Era::Modern => None,
+            Era::Sse => {
+                let (opener, client) = (backend.clone(), self.client.clone());
+                let opens: Opens = Arc::new(move || opener.legacy(&Era::Sse, &client, None));
+                Some(Owned::new(&backend.keeper, home, opens))
+            }
+            era => {
+                let session = backend.legacy(&era, &self.client, None);
+                session.clone().settle(home);
+                Some(session)
+            }
+        }
+    }
+
     /// Runs a call over a session. `None` if the backend has no sessions any more, and so did not run it.
     async fn over(&self, emit: &Emitter, session: Arc<dyn Replaceable>, call: &Call) -> Option<Event> {
         let refused = Refused::default();
@@ -362,7 +382,11 @@ impl Conversation for Resolving {
 
     async fn close(&self) {
         self.standing.close();
-        let session = self.session.lock().take();
+        let known = self.session.lock().take();
+        let session = match known {
+            None => self.left_by_others().await,
+            known => known,
+        };
         if matches!(self.scope, Scope::Session(_))
             && let Some(session) = session
         {

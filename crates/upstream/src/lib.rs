@@ -7,6 +7,7 @@
 //!
 //! Must not know: axum, Redis, SQL, configuration files.
 
+mod abandoned;
 pub mod answer;
 mod answering;
 mod changes;

@@ -23,6 +23,7 @@ use drawbridge_wire::{Edit, Id, Message, method};
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
+use crate::abandoned::Abandoned;
 use crate::changes::Filter;
 use crate::described::{LegacyConversation, Refused, Replaceable};
 use crate::legacy::{self, Handshake, OpenAsks};
@@ -49,6 +50,7 @@ enum Acknowledged {
 struct Connection {
     sender: Arc<dyn Sender>,
     calls: Mutex<HashMap<u64, Waiting>>,
+    abandoned: Abandoned,
     used: Mutex<Instant>,
     /// Cancelled when the channel is to be closed, or is.
     gone: CancellationToken,
@@ -150,6 +152,7 @@ impl Pipe {
         let connection = Arc::new(Connection {
             sender: channel.sender,
             calls: Mutex::default(),
+            abandoned: Abandoned::default(),
             used: Mutex::new(Instant::now()),
             gone: self.closed.child_token(),
             why: Mutex::default(),
@@ -336,7 +339,8 @@ impl Pipe {
                 None => self.unasked(connection, event),
             },
             legacy::Incoming::Asked(round, id, answer) => {
-                let asker = asking_call(&mut connection.calls.lock());
+                let is_doubtful = self.is_shared() && connection.abandoned.are_there();
+                let asker = if is_doubtful { None } else { asking_call(&mut connection.calls.lock()) };
                 let (pipe, connection_) = (self.clone(), connection.clone());
                 self.tasks.spawn_within("answer ask", async move {
                     let deliver = async {
@@ -390,11 +394,17 @@ impl Pipe {
     }
 
     fn answered(&self, connection: &Connection, id: &Id, event: Event) {
-        let waiting = number(id.literal()).and_then(|n| connection.calls.lock().remove(&n));
-        if let Some(mut waiting) = waiting {
-            finish(&mut waiting, event);
+        let number = number(id.literal());
+        match number.and_then(|n| connection.calls.lock().remove(&n)) {
+            Some(mut waiting) => finish(&mut waiting, event),
+            None => number.into_iter().for_each(|n| connection.abandoned.answered(n)),
         }
         *connection.used.lock() = Instant::now();
+    }
+
+    /// Whether several clients use this conversation.
+    fn is_shared(&self) -> bool {
+        self.sink.lock().as_ref().and_then(Weak::upgrade).is_some_and(|sink| sink.is_shared())
     }
 
     /// Takes what belongs to no call in particular. A client that takes nothing unasked gets log messages with the one

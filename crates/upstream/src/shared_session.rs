@@ -63,6 +63,10 @@ impl Unsolicited for Ear {
             _ => {}
         }
     }
+
+    fn is_shared(&self) -> bool {
+        true
+    }
 }
 
 impl SharedSession {

@@ -470,3 +470,24 @@ async fn ids_of_tasks_are_passed_on_whatever_they_are() {
     let body = with.body("tasks/get", json!({ "taskId": long }));
     assert_eq!(with.post_with(&body, &[("mcp-name", "")]).await.status(), 400);
 }
+
+#[tokio::test]
+async fn what_a_call_that_was_given_up_asks_does_not_reach_another_client() {
+    // It goes on with calls that were cancelled, and asks because of them.
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/it/chaos/process.py");
+    let dir = tempfile::TempDir::new().unwrap();
+    let ledger = dir.path().join("ledger");
+    let settings = format!("{{ command: python3, args: [{script}, {}], era: legacy }}", ledger.display());
+    let gateway = Gateway::setup().backend("b", &settings).start().await;
+    let work = |call: &str, ms: u64, asks: bool| {
+        json!({ "name": "work", "arguments": { "call": call, "ms": ms, "ask": asks },
+                "_meta": { "progressToken": call } })
+    };
+    let (one, other) = (modern(&gateway), modern(&gateway));
+    let mut given_up = one.request("tools/call", work("one", 700, true)).await;
+    given_up.message().await;
+    let other = other.request("tools/call", work("other", 1500, false));
+    let ((), answer) = tokio::join!(async { drop(given_up) }, other);
+    let answer = answer.answer().await;
+    assert_eq!(text(&answer), "other", "{answer}");
+}

@@ -26,11 +26,13 @@ const ANNOUNCE_EVERY: Duration = Duration::from_millis(600);
 const LOOK_EVERY: Duration = Duration::from_millis(300);
 /// A bus that is away for longer than this has lost what was on its way.
 const AWAY: Duration = Duration::from_secs(5);
+/// How long an instance tries to say that a channel has ended, to a peer that lives.
+const SAY_TIME: Duration = Duration::from_secs(60);
 /// How long whoever owns something waits to hear that it still does.
 const CONFIRM_TIME: Duration = Duration::from_secs(2);
 /// Frames that may be on their way in one direction of a channel.
 const WINDOW: u32 = 256;
-/// So many frames are taken before the sender hears of it.
+/// After so many frames the sender hears how many were taken.
 const CREDIT_STEP: u32 = 64;
 /// What comes of other releases of the gateway is left alone.
 const VERSION: u8 = 1;
@@ -111,6 +113,8 @@ struct End {
     inbound: mpsc::Sender<Bytes>,
     /// The place of the next frame that comes.
     next: AtomicU32,
+    /// How many frames the other end has taken, as far as it has said.
+    taken: AtomicU32,
     credit: Arc<Semaphore>,
 }
 
@@ -330,17 +334,26 @@ impl Peers {
             Kind::Data => {
                 let mut ends = self.0.ends.lock();
                 let Some(end) = ends.get(&frame.key) else { return };
-                let in_order = end.next.fetch_add(1, Ordering::Relaxed) == frame.seq;
+                let next = end.next.load(Ordering::Relaxed);
+                // Sent again by one who did not hear that it was.
+                if frame.seq < next {
+                    return;
+                }
+                end.next.store(next + 1, Ordering::Relaxed);
                 // There is room for the window; a peer that sends more has other rules.
-                if !in_order || end.inbound.try_send(frame.body).is_err() {
+                if frame.seq > next || end.inbound.try_send(frame.body).is_err() {
                     ends.remove(&frame.key);
                 }
             }
             Kind::Credit => {
                 if let Some(end) = self.0.ends.lock().get(&frame.key) {
-                    // A peer that gives more than there is has other rules; more than the window is of no use.
+                    // An older word may come later, and a peer that has taken more than was sent has other rules.
+                    let more = frame.seq.wrapping_sub(end.taken.load(Ordering::Relaxed));
                     let most = (WINDOW as usize).saturating_sub(end.credit.available_permits());
-                    end.credit.add_permits((frame.seq as usize).min(most));
+                    if more as usize <= most {
+                        end.taken.store(frame.seq, Ordering::Relaxed);
+                        end.credit.add_permits(more as usize);
+                    }
                 }
             }
             Kind::Close => {
@@ -364,13 +377,12 @@ impl Peers {
     fn enter(&self, key: Key, peer: InstanceId) -> Channel {
         let (inbound, received) = mpsc::channel(WINDOW as usize);
         let credit = Arc::new(Semaphore::new(WINDOW as usize));
-        let end = End { peer: peer.clone(), inbound, next: AtomicU32::new(0), credit: credit.clone() };
+        let zero = || AtomicU32::new(0);
+        let end = End { peer: peer.clone(), inbound, next: zero(), taken: zero(), credit: credit.clone() };
         self.0.ends.lock().insert(key.clone(), end);
-        Channel {
-            way: Way { peers: self.clone(), key, peer, sent: AtomicU32::new(0), credit },
-            received,
-            taken: 0,
-        }
+        let there = Key { opened_here: !key.opened_here, ..key.clone() };
+        let route = Route { peers: self.clone(), key: there, peer };
+        Channel { way: Way { route, key, sent: zero(), credit }, received, taken: 0 }
     }
 
     /// Opens a channel to a peer's service.
@@ -386,15 +398,31 @@ impl Peers {
         body.put_u8(u8::try_from(service.len()).unwrap_or_default());
         body.put_slice(service.as_bytes());
         body.put_slice(&opening);
-        channel.way.send(Kind::Open, 0, body.freeze()).await?;
+        channel.way.route.send(Kind::Open, 0, body.freeze()).await?;
         Ok(channel)
+    }
+
+    /// The same where a peer that lives must not be taken for gone: Redis may have lost its presence, which then is back
+    /// with its next announcement.
+    ///
+    /// # Errors
+    ///
+    /// See [`Peers::open`].
+    pub async fn reach(&self, to: &InstanceId, service: &str, opening: Bytes) -> Result<Channel, NotSent> {
+        match self.open(to, service, opening.clone()).await {
+            Err(NotSent::Gone(_)) => {
+                tokio::time::sleep(ANNOUNCE_EVERY * 3 / 2).await;
+                self.open(to, service, opening).await
+            }
+            reached => reached,
+        }
     }
 
     /// Asks a peer something that it answers with one frame, within `limit`.
     ///
     /// # Errors
     ///
-    /// If the peer is gone, or does not answer.
+    /// If the peer is gone, which then has done nothing; or does not answer, whatever it has done.
     pub async fn request(
         &self,
         to: &InstanceId,
@@ -402,31 +430,68 @@ impl Peers {
         body: Bytes,
         limit: Duration,
     ) -> Result<Bytes, NotSent> {
+        let unanswered = || NotSent::Unavailable(Unavailable(format!("instance {to} does not answer")));
         let asked = async {
-            let mut channel = self.open(to, service, body).await?;
-            channel.receive().await.ok_or_else(|| NotSent::Gone(to.clone()))
+            let mut channel = self.reach(to, service, body).await?;
+            channel.receive().await.ok_or_else(unanswered)
         };
-        let late = || NotSent::Unavailable(Unavailable(format!("instance {to} does not answer")));
-        tokio::time::timeout(limit, asked).await.unwrap_or_else(|_| Err(late()))
+        tokio::time::timeout(limit, asked).await.unwrap_or_else(|_| Err(unanswered()))
     }
 }
 
 /// The way to the other end.
-struct Way {
+#[derive(Clone)]
+struct Route {
     peers: Peers,
-    /// This end.
+    /// The end there.
     key: Key,
     peer: InstanceId,
-    sent: AtomicU32,
-    credit: Arc<Semaphore>,
 }
 
-impl Way {
+impl Route {
     async fn send(&self, kind: Kind, seq: u32, body: Bytes) -> Result<(), NotSent> {
-        let key = Key { opened_here: !self.key.opened_here, ..self.key.clone() };
-        let frame = Frame { kind, key, seq, body }.write();
+        let frame = Frame { kind, key: self.key.clone(), seq, body }.write();
         self.peers.0.state.bus.send(&self.peer, frame).await
     }
+
+    /// Sends it again while the bus can't be reached, until `patience` is over. The other end knows a frame that comes
+    /// twice.
+    async fn send_within(
+        &self,
+        patience: Duration,
+        kind: Kind,
+        seq: u32,
+        body: Bytes,
+    ) -> Result<(), NotSent> {
+        let mut backoff = Duration::from_millis(50);
+        let begun = Instant::now();
+        loop {
+            match self.send(kind, seq, body.clone()).await {
+                Err(NotSent::Unavailable(_)) if begun.elapsed() < patience => {}
+                sent => return sent,
+            }
+            tokio::time::sleep(backoff).await;
+            backoff = (backoff * 2).min(Duration::from_secs(1));
+        }
+    }
+
+    /// The same in the background: a word that is never said would leave the other end waiting.
+    fn say(&self, kind: Kind, seq: u32) {
+        let route = self.clone();
+        self.peers.0.tasks.spawn("tell peer", async move {
+            // Who is gone needs no word.
+            let _ = route.send_within(SAY_TIME, kind, seq, Bytes::new()).await;
+        });
+    }
+}
+
+/// This end, and the way to the other one.
+struct Way {
+    route: Route,
+    /// This end.
+    key: Key,
+    sent: AtomicU32,
+    credit: Arc<Semaphore>,
 }
 
 /// One end of a channel. Dropping it ends the channel.
@@ -439,7 +504,7 @@ pub struct Channel {
 impl Channel {
     /// A call of the other end runs here, as long as this is kept.
     pub(super) fn call(&self) -> Arc<()> {
-        self.way.peers.0.calls.clone()
+        self.way.route.peers.0.calls.clone()
     }
 
     /// Sends a frame; waits while too many are on their way. To be called by one task at a time.
@@ -448,19 +513,19 @@ impl Channel {
     ///
     /// If the channel has ended or the bus can't be reached.
     pub async fn send(&self, body: Bytes) -> Result<(), NotSent> {
-        let gone = || NotSent::Gone(self.way.peer.clone());
+        let gone = || NotSent::Gone(self.way.route.peer.clone());
         let permit = tokio::select! {
             permit = self.way.credit.acquire() => permit,
             () = self.ended() => return Err(gone()),
         };
         permit.map_err(|_| gone())?.forget();
         let seq = self.way.sent.fetch_add(1, Ordering::Relaxed);
-        self.way.send(Kind::Data, seq, body).await
+        self.way.route.send_within(AWAY, Kind::Data, seq, body).await
     }
 
     /// Resolves when nothing can come any more.
     async fn ended(&self) {
-        while self.way.peers.0.ends.lock().contains_key(&self.way.key) {
+        while self.way.route.peers.0.ends.lock().contains_key(&self.way.key) {
             tokio::time::sleep(LOOK_EVERY).await;
         }
     }
@@ -468,11 +533,10 @@ impl Channel {
     /// The next frame; `None` when the channel has ended.
     pub async fn receive(&mut self) -> Option<Bytes> {
         let body = self.received.recv().await?;
-        self.taken += 1;
-        if self.taken == CREDIT_STEP {
-            self.taken = 0;
-            // If it is lost, the bus is away, and the channel ends with it.
-            let _ = self.way.send(Kind::Credit, CREDIT_STEP, Bytes::new()).await;
+        self.taken = self.taken.wrapping_add(1);
+        if self.taken.is_multiple_of(CREDIT_STEP) {
+            // Not awaited: whoever stops waiting for a frame must not lose the one that was taken.
+            self.way.route.say(Kind::Credit, self.taken);
         }
         Some(body)
     }
@@ -480,16 +544,10 @@ impl Channel {
 
 impl Drop for Way {
     fn drop(&mut self) {
-        let known = self.peers.0.ends.lock().remove(&self.key).is_some();
+        let known = self.route.peers.0.ends.lock().remove(&self.key).is_some();
         // An end that the other one has closed needs no word.
         if known {
-            let (bus, peer) = (self.peers.0.state.bus.clone(), self.peer.clone());
-            let key = Key { opened_here: !self.key.opened_here, ..self.key.clone() };
-            let frame = Frame { kind: Kind::Close, key, seq: 0, body: Bytes::new() }.write();
-            self.peers.0.tasks.spawn("close channel", async move {
-                // Who is gone needs no word either.
-                let _ = bus.send(&peer, frame).await;
-            });
+            self.route.say(Kind::Close, 0);
         }
     }
 }

@@ -317,7 +317,7 @@ pub(super) enum Elsewhere {
 /// Takes up a stream of another instance.
 pub(super) async fn take_up(inner: &Inner, session: &Session, place: &Place) -> Result<Elsewhere, Fault> {
     let asked = PlaceFrame { session: session.key.to_string(), stream: place.stream, seq: place.seq };
-    match inner.peers.open(&place.instance, RESUME, frame(&asked, b"")).await {
+    match inner.peers.reach(&place.instance, RESUME, frame(&asked, b"")).await {
         Ok(channel) => Ok(Elsewhere::Told(channel)),
         Err(NotSent::Gone(_)) => Ok(Elsewhere::Left(left(inner, session, place).await?)),
         Err(error) => Err(unreachable(&error)),

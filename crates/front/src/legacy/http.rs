@@ -508,6 +508,11 @@ pub(crate) async fn delete(
     };
     let session = session_of(inner, endpoint, id).await?;
     inner.legacy.end(session.key).await;
+    let state = inner.peers.state();
+    if state.is_fleet {
+        let state = state.clone();
+        inner.tasks.spawn("end session everywhere", async move { session.close_everywhere(&state).await });
+    }
     let mut response = Response::new(Body::empty());
     *response.status_mut() = StatusCode::NO_CONTENT;
     Ok(response)

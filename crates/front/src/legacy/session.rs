@@ -10,8 +10,8 @@ use drawbridge_core::backend::Unsolicited;
 use drawbridge_core::call::{Ask, AskKey, Event};
 use drawbridge_core::event_log::{EventRing, SessionKey, StreamKey};
 use drawbridge_core::fleet::Peers;
-use drawbridge_core::state::InstanceId;
-use drawbridge_core::{Client, Endpoint, Tasks};
+use drawbridge_core::state::{InstanceId, SharedState};
+use drawbridge_core::{Client, Conversing as _, Endpoint, Tasks};
 use drawbridge_wire::{Id, Message, RpcError, code, method};
 use futures_util::task::AtomicWaker;
 use parking_lot::Mutex;
@@ -245,6 +245,17 @@ impl Session {
     pub(super) async fn close(&self) {
         for conversation in self.bound().take() {
             conversation.close().await;
+        }
+    }
+
+    /// Ends also those that only other instances have begun, which may be gone, and forgets what all knew.
+    pub(super) async fn close_everywhere(&self, state: &SharedState) {
+        let bound = self.bound();
+        let conversations = (0..bound.endpoint.backends().len()).map(|index| bound.conversation(index));
+        let ended = conversations.map(|conversation| async move { conversation.close().await });
+        futures_util::future::join_all(ended).await;
+        if let Err(e) = state.sessions.take(self.key).await {
+            tracing::debug!("what was known of an ended session stays for its time: {e}");
         }
     }
 

@@ -93,6 +93,10 @@ impl Unsolicited for Kept {
             _ => {}
         }
     }
+
+    fn is_shared(&self) -> bool {
+        !self.is_own
+    }
 }
 
 impl Kept {
@@ -137,8 +141,30 @@ impl Keeper {
         let peers = &keeper.options.peers;
         if peers.state().is_fleet {
             peers.serve(keeper.service(), Arc::new(Desk(Arc::downgrade(&keeper))));
+            let (weak, idle) = (Arc::downgrade(&keeper), keeper.options.session_idle);
+            let drain = keeper.tasks.drain_token().clone();
+            keeper.tasks.spawn("end unused conversations", async move {
+                loop {
+                    tokio::select! {
+                        () = tokio::time::sleep((idle / 4).max(Duration::from_secs(1))) => {}
+                        () = drain.cancelled() => return,
+                    }
+                    let Some(keeper) = weak.upgrade() else { return };
+                    keeper.end_unused().await;
+                }
+            });
         }
         keeper
+    }
+
+    /// Lets go of what nobody has used for long.
+    async fn end_unused(&self) {
+        let idle = self.options.session_idle;
+        let unused = |kept: &Kept| !kept.is_busy() && kept.used.lock().elapsed() >= idle;
+        let old: Vec<_> = self.kept.lock().extract_if(|_, kept| unused(kept)).map(|(_, kept)| kept).collect();
+        for kept in old {
+            kept.conversation.close().await;
+        }
     }
 
     fn service(&self) -> String {
@@ -149,7 +175,7 @@ impl Keeper {
         self.kept.lock().get(&key).filter(|kept| !kept.held.lost().is_cancelled()).cloned()
     }
 
-    /// Keeps a new conversation, and lets go of those that nobody has used for long.
+    /// Keeps a new conversation.
     fn keep(
         self: &Arc<Self>,
         home: &Home,
@@ -168,17 +194,7 @@ impl Keeper {
         });
         let sink: Weak<dyn Unsolicited> = Arc::downgrade(&(kept.clone() as Arc<dyn Unsolicited>));
         kept.conversation.attach(sink);
-        let old: Vec<Arc<Kept>> = {
-            let mut all = self.kept.lock();
-            let idle = self.options.session_idle;
-            let unused = |kept: &Kept| !kept.is_busy() && kept.used.lock().elapsed() >= idle;
-            let old = all.extract_if(|_, kept| unused(kept)).map(|(_, kept)| kept).collect();
-            all.insert(home.key(), kept.clone());
-            old
-        };
-        for kept in old {
-            self.tasks.spawn("end conversation", async move { kept.conversation.close().await });
-        }
+        self.kept.lock().insert(home.key(), kept.clone());
         let (keeper, key, weak) = (Arc::downgrade(self), home.key(), Arc::downgrade(&kept));
         let lost = kept.held.lost().clone();
         let ended = kept.held.ended();

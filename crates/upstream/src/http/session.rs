@@ -113,6 +113,8 @@ pub(super) struct HttpSession {
     running: AtomicUsize,
     /// There was a session before the one that is open: what its listeners missed is not known.
     was_lost: AtomicBool,
+    /// There was a stream here that other instances did not know of.
+    was_apart: AtomicBool,
     /// Taken by each message on its way to the backend that is no call: one that asks much must not have as many
     /// connections opened to it.
     telling: Semaphore,
@@ -154,6 +156,7 @@ impl HttpSession {
             listening: AtomicBool::new(false),
             running: AtomicUsize::new(0),
             was_lost: AtomicBool::new(false),
+            was_apart: AtomicBool::new(false),
             telling: Semaphore::new(MAX_TELLING),
             interest: Notify::new(),
             common: CommonCell::default(),
@@ -227,9 +230,14 @@ impl HttpSession {
     /// Tells whoever listens that all may have changed that the backend tells of.
     fn tell_everything(&self, opened: &Opened) {
         let Some(sink) = self.sink() else { return };
+        self.everything(opened).into_iter().for_each(|message| sink.deliver(Event::Notify(message)));
+    }
+
+    /// That all may have changed that the backend tells of.
+    fn everything(&self, opened: &Opened) -> Vec<Message> {
         let mut filter = Filter::all_lists().offered_by(&opened.handshake.description.capabilities);
         filter.uris = self.restore.subscriptions();
-        filter.everything().into_iter().for_each(|message| sink.deliver(Event::Notify(message)));
+        filter.everything()
     }
 
     /// Opens the session again for those who listen, when nothing else does.
@@ -507,27 +515,41 @@ impl HttpSession {
     /// Opens the stream of unasked messages and reads it in the background. Waits for its head, so that a
     /// backend which asks on it finds it there.
     async fn start_stream(self: &Arc<Self>, opened: &Arc<Opened>, held: Option<Arc<Held>>) {
-        let head = self.shared.get(&opened.headers(), STREAM_HEAD_TIME).await;
-        let options = &self.shared.options;
-        // Anything else means that the backend offers no such stream.
-        let Some(stream) = head.ok().and_then(|response| EventStream::of(response, options)) else { return };
+        let stream = match self.shared.get(&opened.headers(), STREAM_HEAD_TIME).await {
+            // It may be on its way back.
+            Err(_) => None,
+            Ok(response) if response.status().is_server_error() => None,
+            Ok(response) => match EventStream::of(response, &self.shared.options) {
+                Some(stream) => Some(stream.patient()),
+                // The backend offers no such stream.
+                None => return,
+            },
+        };
         let (session, opened) = (self.clone(), opened.clone());
+        let name = self.shared.options.name.clone();
+        let key = self.home().map(|home| tracing::field::display(home.key()));
+        tracing::debug!(backend.name = %name, session.key = key, owned = held.is_some(), open = stream.is_some(), "backend stream begins");
         opened.has_stream.store(true, Ordering::Release);
         self.shared.tasks.spawn("backend stream", async move {
             let gone = opened.gone.clone();
             let drain = session.shared.tasks.drain_token().clone();
-            tokio::select! {
-                () = gone.cancelled() => {}
-                () = drain.cancelled() => {}
-                () = session.until_unwanted() => {}
-                () = shared_by_all::lost(held.as_deref()) => {}
-                () = Box::pin(session.read_stream(stream.patient(), &opened)) => {}
-            }
+            let (again, missed) = tokio::select! {
+                () = gone.cancelled() => (true, false),
+                () = drain.cancelled() => (false, false),
+                () = session.until_unwanted() => (true, false),
+                // It is another instance's, through which to hear from now on.
+                () = shared_by_all::lost(held.as_deref()) => (true, true),
+                () = session.until_shared(held.is_some()) => (true, true),
+                // Either the backend offers no such stream any more, or the session is gone.
+                () = Box::pin(session.read_stream(stream, &opened)) => (gone.is_cancelled(), false),
+            };
             opened.has_stream.store(false, Ordering::Release);
             session.ears.end_all();
             opened.streaming.store(false, Ordering::Release);
             drop(held);
-            if gone.is_cancelled() && session.listening.load(Ordering::Acquire) {
+            tracing::debug!(backend.name = %name, session.key = key, again, missed, "backend stream ends");
+            if again && session.listening.load(Ordering::Acquire) {
+                session.was_lost.fetch_or(missed, Ordering::AcqRel);
                 session.reopen_for_listeners();
             }
         });
@@ -551,10 +573,18 @@ impl HttpSession {
         }
     }
 
-    async fn read_stream(self: &Arc<Self>, mut stream: EventStream, opened: &Arc<Opened>) {
+    /// Reads the stream, and opens it again whenever it has ended, or could not be opened yet.
+    async fn read_stream(self: &Arc<Self>, stream: Option<EventStream>, opened: &Arc<Opened>) {
         let options = &self.shared.options;
         let mut asks = OpenAsks::default();
         let mut failures = 0u32;
+        let mut stream = match stream {
+            Some(stream) => stream,
+            None => match Box::pin(self.reopen_stream(None, &mut failures, opened)).await {
+                Some(stream) => stream,
+                None => return,
+            },
+        };
         loop {
             loop {
                 match stream.next_message(options).await {
@@ -579,7 +609,7 @@ impl HttpSession {
 
     /// Opens the stream again after it has ended, later and later if that fails; `None` if there is to be none.
     async fn reopen_stream(
-        &self,
+        self: &Arc<Self>,
         resumable: Option<(Bytes, Duration)>,
         failures: &mut u32,
         opened: &Arc<Opened>,
@@ -602,8 +632,10 @@ impl HttpSession {
                 Ok(response) => {
                     if let Some(next) = EventStream::of(response, options) {
                         if resumable.is_none() {
-                            // Whatever was sent meanwhile is lost.
-                            self.tell_everything(opened);
+                            // Whatever was sent meanwhile is lost, for other instances too.
+                            for message in self.everything(opened) {
+                                self.told(Event::Notify(message));
+                            }
                         }
                         return Some(next.patient().after(resumable));
                     }
@@ -684,7 +716,12 @@ impl Conversation for HttpSession {
 
     async fn close(&self) {
         self.closed.cancel();
-        let opened = self.opened.lock().take();
+        let here = self.opened.lock().take();
+        let opened = match (here, self.home()) {
+            // Whoever opened it may be gone.
+            (None, Some(home)) => self.opened_elsewhere(&home).await,
+            (here, _) => here,
+        };
         if let Some(opened) = opened
             && self.is_ours_to_end(&opened).await
         {

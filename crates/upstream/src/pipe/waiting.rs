@@ -133,6 +133,7 @@ impl Drop for Slot {
         self.connection.calls.lock().remove(&self.number);
         *self.connection.used.lock() = Instant::now();
         if self.armed && !self.connection.gone.is_cancelled() {
+            self.connection.abandoned.add(self.number);
             let id = Id::from_number(self.number);
             self.pipe.tell(&self.connection, legacy::cancelled(&id).bytes().clone());
         }

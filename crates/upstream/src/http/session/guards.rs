@@ -87,6 +87,7 @@ impl CancelGuard {
 impl Drop for CancelGuard {
     fn drop(&mut self) {
         if self.armed && !self.opened.gone.is_cancelled() {
+            self.session.calls.abandoned.add(0);
             self.session.tell(&self.opened, legacy::cancelled(&self.id).bytes().clone());
         }
     }

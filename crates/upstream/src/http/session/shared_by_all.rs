@@ -44,6 +44,9 @@ struct HearFrame {
     key: String,
     /// The client's standalone stream is at the instance that asks.
     listening: bool,
+    /// It had a stream of its own while shared state was away, so what came there was heard by nobody else.
+    #[serde(default)]
+    was_apart: bool,
 }
 
 fn service(shared: &Shared) -> String {
@@ -73,6 +76,11 @@ impl Service for Desk {
         };
         let (ear, events) = session.ears.enter(asked.listening);
         session.interest.notify_waiters();
+        if asked.was_apart
+            && let Some(opened) = session.opened.lock().clone()
+        {
+            session.everything(&opened).into_iter().for_each(|message| session.told(Event::Notify(message)));
+        }
         // The first word says that nothing is missed from now on.
         let begun = futures_util::stream::once(std::future::ready(Event::Begun));
         relay::tell(channel, Box::pin(begun.chain(events))).await;
@@ -273,6 +281,12 @@ impl HttpSession {
         Some(seen)
     }
 
+    /// The session that instances have in common, if there is one.
+    pub(super) async fn opened_elsewhere(&self, home: &Home) -> Option<Arc<Opened>> {
+        let text = home.read().await.ok()??;
+        self.adopt(&text, None)
+    }
+
     /// Whether the session is this instance's to end: nobody else does.
     pub(super) async fn is_ours_to_end(&self, opened: &Opened) -> bool {
         let (home, is_shared) = {
@@ -309,10 +323,26 @@ impl HttpSession {
         }
     }
 
+    /// Resolves when a stream that was opened without shared state can be shared again: a backend sends each message on
+    /// one stream only, and others may listen.
+    pub(super) async fn until_shared(&self, is_shared: bool) {
+        let Some(home) = self.home().filter(|_| !is_shared) else { return std::future::pending().await };
+        let leases = &home.peers().state().leases;
+        loop {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            if leases.holder(&home.lease("ear")).await.is_ok() {
+                self.was_apart.store(true, Ordering::Release);
+                return;
+            }
+        }
+    }
+
     async fn hear_from(self: &Arc<Self>, home: &Home, owner: InstanceId, opened: &Arc<Opened>) {
         let (session, opened, peers) = (self.clone(), opened.clone(), home.peers().clone());
+        let (name, key) = (self.shared.options.name.clone(), home.key());
         let listening = self.listening.load(Ordering::Acquire);
-        let frame = frame(&HearFrame { key: home.key().to_string(), listening }, b"");
+        let was_apart = self.was_apart.swap(false, Ordering::AcqRel);
+        let frame = frame(&HearFrame { key: home.key().to_string(), listening, was_apart }, b"");
         let service = service(&self.shared);
         let channel = peers.open(&owner, &service, frame).await;
         let mut events = channel.map(|channel| relay::receive(channel, |_| Event::Fail(Fault::Draining)));
@@ -323,6 +353,8 @@ impl HttpSession {
         }
         self.shared.tasks.spawn("hear session", async move {
             let mut was_lost = true;
+            let begun = matches!(first, Some(Event::Begun));
+            tracing::debug!(backend.name = %name, session.key = %key, instance.id = %owner, begun, listening, "hears through another instance");
             match events.map(|events| (events, first)) {
                 Ok((events, Some(Event::Begun))) => {
                     let gone = opened.gone.clone();
@@ -339,6 +371,7 @@ impl HttpSession {
                 Ok(_) | Err(NotSent::Gone(_) | NotSent::Unavailable(_)) => {}
             }
             opened.streaming.store(false, Ordering::Release);
+            tracing::debug!(backend.name = %name, session.key = %key, was_lost, "hears no more through another instance");
             if session.listening.load(Ordering::Acquire) {
                 if was_lost {
                     session.was_lost.store(true, Ordering::Release);
@@ -418,7 +451,8 @@ impl HttpSession {
             Event::Withdraw(key) if self.calls.withdraw(key) => None,
             Event::Asks(round) => {
                 let key = round.asks.first().map(|ask| ask.key)?;
-                self.calls.ask(round, key).map(Event::Asks)
+                let is_shared = self.sink().is_some_and(|sink| sink.is_shared());
+                self.calls.ask(round, key, is_shared).map(Event::Asks)
             }
             event => Some(event),
         }
