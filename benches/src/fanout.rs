@@ -167,7 +167,8 @@ fn row(args: &FanoutArgs, count: usize) -> anyhow::Result<Row> {
         streams.settle(backend.address).await?;
         let mut rounds = Vec::new();
         for _ in 0..args.rounds {
-            let idle = idle(&setup, redis).await?;
+            let idle =
+                idle(&setup, redis, Duration::from_millis(if args.quick { 300 } else { 2000 })).await?;
             let mut told = Vec::new();
             for _ in 0..args.changes {
                 sleep(PAUSE).await;
@@ -183,10 +184,10 @@ fn row(args: &FanoutArgs, count: usize) -> anyhow::Result<Row> {
 }
 
 /// What a second costs in which nothing happens.
-async fn idle(setup: &Setup, redis: &Redis) -> anyhow::Result<Told> {
+async fn idle(setup: &Setup, redis: &Redis, time: Duration) -> anyhow::Result<Told> {
     let begin = redis.begin()?;
     let (busy, since) = (setup.busy()?, Instant::now());
-    sleep(Duration::from_secs(2)).await;
+    sleep(time).await;
     let seconds = since.elapsed().as_secs_f64();
     let cpu = grown(&setup.busy()?, &busy) / seconds;
     let redis = redis.end(&begin)?.times(1.0 / seconds);

@@ -173,8 +173,6 @@ impl Setup {
         }
         let is_ready = || get(address, "/mcp").is_ok_and(|(status, _)| status != 503);
         let process = target::start_quiet(&mut command, is_ready).context("start HAProxy")?;
-        // By then each server was checked.
-        thread::sleep(Duration::from_millis(1500));
         let mut endpoint = Endpoint::new(address, "/mcp");
         endpoint.prefix = target::prefix(&endpoint).context("try HAProxy")?;
         Ok(Balancer { process, endpoint, _files: files })

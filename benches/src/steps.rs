@@ -22,7 +22,6 @@ use crate::setup::{Instance, Plan, SessionScope, Setup, Store};
 use crate::target;
 use crate::texts::CALLABLE;
 
-const IDLE: Duration = Duration::from_secs(3);
 /// The most that one step may take.
 const LIMIT: Duration = Duration::from_secs(120);
 
@@ -45,7 +44,7 @@ pub(crate) struct StepsArgs {
     /// for 5 s after the last call.
     #[arg(long, default_value_t = 6500, value_parser = clap::value_parser!(u64).range(100..=60_000))]
     settle_ms: u64,
-    /// 50 sessions and 300 ms: does it work?
+    /// 50 sessions and 200 ms: does it work?
     #[arg(long)]
     quick: bool,
 }
@@ -78,8 +77,9 @@ struct Used {
 }
 
 pub(crate) fn run(args: &StepsArgs) -> anyhow::Result<()> {
-    let (count, settle) = if args.quick { (50, 300) } else { (args.count as usize, args.settle_ms) };
-    let settle = Duration::from_millis(settle);
+    let (count, settle, idle) =
+        if args.quick { (50, 200, 300) } else { (args.count as usize, args.settle_ms, 3000) };
+    let (settle, idle) = (Duration::from_millis(settle), Duration::from_millis(idle));
     process::raise_files()?;
     let backend = target::backend(args.backend_eras)?;
     let setup = Setup::start(Plan {
@@ -104,7 +104,7 @@ pub(crate) fn run(args: &StepsArgs) -> anyhow::Result<()> {
     runtime.block_on(clients.warm())?;
     let idle = ledger
         .use_of(async {
-            tokio::time::sleep(IDLE).await;
+            tokio::time::sleep(idle).await;
             Ok(1)
         })?
         .1;
