@@ -32,7 +32,7 @@ const OPENERS: usize = 32;
 /// How long a stream may take to open, and a change to come everywhere.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Changes until all are known to listen.
-const TRIES: usize = 10;
+const TRIES: usize = 30;
 /// Between two changes: what is told more often than every 100 ms is told to other instances once.
 const PAUSE: Duration = Duration::from_millis(300);
 /// What still runs when the last stream has it.
@@ -160,6 +160,7 @@ fn row(args: &FanoutArgs, count: usize) -> anyhow::Result<Row> {
         instances: INSTANCES,
         store: Store::Redis,
         scope: args.scope,
+        log: setup::LOG,
     })?;
     let redis = setup.redis.as_ref().context("no Redis")?;
     let rounds = net::runtime()?.block_on(async {
@@ -235,7 +236,7 @@ impl Streams {
     async fn settle(&mut self, backend: SocketAddr) -> anyhow::Result<()> {
         let mut reached = 0;
         for _ in 0..TRIES {
-            sleep(Duration::from_secs(1)).await;
+            sleep(PAUSE).await;
             let (number, ..) = change(backend)?;
             reached = self.delays(number, 0, Duration::from_secs(3)).await?.len();
             if reached == self.count {

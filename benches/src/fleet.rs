@@ -47,6 +47,9 @@ pub(crate) struct FleetArgs {
     /// Milliseconds of load before each measurement.
     #[arg(long, default_value_t = 300, value_parser = clap::value_parser!(u64).range(0..=10_000))]
     warm_ms: u64,
+    /// `log.level` of the gateways; at `warn` calls leave no line.
+    #[arg(long, default_value = setup::LOG)]
+    log_level: String,
     /// One scenario, two rounds of 300 ms: does it work?
     #[arg(long)]
     quick: bool,
@@ -95,9 +98,15 @@ pub(crate) fn run(mut args: FleetArgs) -> anyhow::Result<()> {
     for (name, instances, store) in SETUPS {
         let drawbridge = args.drawbridge.as_path();
         let scope = SessionScope::ClientSession;
-        let setup =
-            Setup::start(setup::Plan { drawbridge, backend: backend.address, instances, store, scope })
-                .with_context(|| format!("start {name}"))?;
+        let setup = Setup::start(setup::Plan {
+            drawbridge,
+            backend: backend.address,
+            instances,
+            store,
+            scope,
+            log: &args.log_level,
+        })
+        .with_context(|| format!("start {name}"))?;
         sides.push(Side { name, balancer: setup.balanced()?, setup });
     }
     println!(

@@ -1,7 +1,8 @@
 //! Benchmarks of Drawbridge: the gateway beside a bare pass-through, nginx and no proxy at all.
 //!
 //! One binary, `drawbridge-bench`, holds all parts: `backend` answers, `proxy` passes through, `load` asks,
-//! `run` does it side by side and counts the processor time. See `README.md` in this folder.
+//! `run` does it side by side and counts the processor time; `fleet`, `fanout` and `steps` look at several instances with
+//! a Redis. See `README.md` in this folder.
 
 mod backend;
 mod body;

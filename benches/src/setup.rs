@@ -59,7 +59,12 @@ pub(crate) struct Plan<'a> {
     pub(crate) instances: usize,
     pub(crate) store: Store,
     pub(crate) scope: SessionScope,
+    /// `log.level`; a line for each call if not said otherwise.
+    pub(crate) log: &'a str,
 }
+
+/// The level of the log where nothing else is said.
+pub(crate) const LOG: &str = "info";
 
 /// A gateway.
 pub(crate) struct Instance {
@@ -89,6 +94,7 @@ impl Instance {
         let mut config = json!({
             "seal": { "keys": [{ "id": "bench", "key": KEY }] },
             "admin": { "probes": probes.to_string() },
+            "log": { "level": plan.log },
             "data_dir": folder.join("data"),
             "limits": { "max_streams": 20_000 },
             "backends": {
