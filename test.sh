@@ -86,6 +86,13 @@ program() { # where the built program is
   cargo metadata --locked --no-deps --format-version 1 |
     python3 -c 'import json, sys; print(json.load(sys.stdin)["target_directory"] + "/debug/drawbridge")'
 }
+benches() { # do those of several instances work? What they print of this build means nothing.
+  local folder part
+  folder=$(dirname "$(program)")
+  for part in fleet fanout steps; do
+    "$folder/drawbridge-bench" "$part" --quick --drawbridge "$folder/drawbridge" || return 1
+  done
+}
 
 step tools tools || { summary; exit 1; }
 if [ -n "$rust" ]; then
@@ -95,7 +102,7 @@ fi
 built=1
 step build build || built=''
 if [ -n "$rust" ]; then
-  if [ -n "$built" ]; then step 'Rust tests' tests; fi
+  if [ -n "$built" ]; then step 'Rust tests' tests; step benches benches; fi
   step documentation doc
 fi
 if [ -n "$interop" ] && [ -n "$built" ]; then

@@ -2,8 +2,8 @@
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::{BufMut as _, Bytes, BytesMut};
 use clap::ValueEnum;
@@ -11,16 +11,21 @@ use http::header::{ALLOW, CONTENT_TYPE, HeaderName};
 use http::{HeaderValue, Method, Response, StatusCode};
 use http_body_util::BodyExt as _;
 use hyper::service::service_fn;
+use tokio::sync::mpsc;
 
 use crate::body::Parts;
 use crate::json;
 use crate::net::{self, Asked};
+use crate::process;
 use crate::texts::{self, Answer, CALLABLE, Tool};
 
 /// The session header.
 pub(crate) const SESSION: HeaderName = HeaderName::from_static("mcp-session-id");
 /// The version header.
 pub(crate) const VERSION: HeaderName = HeaderName::from_static("mcp-protocol-version");
+
+/// A `POST` here makes the backend tell all its open streams that the list of tools has changed.
+pub(crate) const CHANGE: &str = "/change";
 
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
 const EVENTS: HeaderValue = HeaderValue::from_static("text/event-stream");
@@ -45,6 +50,16 @@ struct Backend {
     initialize: Answer,
     discover: Answer,
     sessions: AtomicU64,
+    /// How often the list of tools has changed.
+    changes: AtomicU64,
+    streams: Mutex<Vec<Listener>>,
+}
+
+/// A stream that is told of changes.
+struct Listener {
+    /// The id of the request that opened it, if it was one.
+    subscription: Option<String>,
+    to: mpsc::UnboundedSender<Bytes>,
 }
 
 /// Serves `listen`.
@@ -58,6 +73,8 @@ pub(crate) fn serve(listen: SocketAddr, eras: Eras, cores: usize) -> anyhow::Res
         initialize: texts::initialize_answer(),
         discover: texts::discover_answer(versions),
         sessions: AtomicU64::new(1),
+        changes: AtomicU64::new(0),
+        streams: Mutex::default(),
     });
     net::serve(listen, cores, move || {
         let backend = backend.clone();
@@ -73,9 +90,10 @@ impl Backend {
         let modern = request.headers().get(VERSION).is_some_and(|v| v == texts::MODERN);
         let in_session = request.headers().contains_key(SESSION);
         match *request.method() {
+            Method::POST if request.uri().path() == CHANGE => return self.change(),
             Method::POST => {}
             Method::GET if in_session && self.eras != Eras::Modern => {
-                return reply(EVENTS, Parts::open([Bytes::from_static(b": open\n\n")]));
+                return self.listen(None, Bytes::from_static(b": open\n\n"));
             }
             Method::DELETE if in_session && self.eras != Eras::Modern => return status(StatusCode::OK),
             _ => {
@@ -124,6 +142,11 @@ impl Backend {
         match method {
             b"tools/call" => self.call(body, id, modern),
             b"tools/list" => reply_json(id, self.list.tail(modern)),
+            b"subscriptions/listen" if modern => {
+                let id = String::from_utf8_lossy(id).into_owned();
+                let first = texts::acknowledged(&id);
+                self.listen(Some(id), first)
+            }
             b"server/discover" if modern => reply_json(id, self.discover.tail(true)),
             b"ping" if !modern => reply_json(id, Bytes::from_static(br#","result":{}}"#)),
             _ => {
@@ -131,6 +154,25 @@ impl Backend {
                 failed(code, id, r#"{"code":-32601,"message":"method not found"}"#)
             }
         }
+    }
+
+    /// Opens a stream that begins with `first`, and is told of changes.
+    fn listen(&self, subscription: Option<String>, first: Bytes) -> Response<Parts> {
+        let (to, more) = mpsc::unbounded_channel();
+        let mut streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
+        streams.push(Listener { subscription, to });
+        reply(EVENTS, Parts::live([first], more))
+    }
+
+    /// Tells all streams of a change, and answers with its number, when it was told and to how many.
+    fn change(&self) -> Response<Parts> {
+        let number = self.changes.fetch_add(1, Ordering::Relaxed) + 1;
+        let mut streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
+        let at = process::clock();
+        streams
+            .retain(|stream| stream.to.send(texts::changed(number, stream.subscription.as_deref())).is_ok());
+        let told = format!(r#"{{"number":{number},"at":{at},"streams":{}}}"#, streams.len());
+        reply(JSON, Parts::sized([told.into()]))
     }
 
     fn call(&self, body: &[u8], id: &[u8], modern: bool) -> Response<Parts> {

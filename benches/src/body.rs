@@ -7,6 +7,7 @@ use std::task::{Context, Poll};
 
 use bytes::{Buf, Bytes};
 use hyper::body::{Body, Frame, SizeHint};
+use tokio::sync::mpsc;
 
 /// What follows the parts, and how they are sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,6 +26,8 @@ pub(crate) struct Parts {
     parts: VecDeque<Bytes>,
     form: Form,
     rested: bool,
+    /// What an open stream may still have to say.
+    more: Option<mpsc::UnboundedReceiver<Bytes>>,
 }
 
 impl Parts {
@@ -48,8 +51,13 @@ impl Parts {
         Self::new(parts, Form::Open)
     }
 
+    /// As [`Parts::open`], with what comes from `more` later.
+    pub(crate) fn live(parts: impl IntoIterator<Item = Bytes>, more: mpsc::UnboundedReceiver<Bytes>) -> Self {
+        Self { more: Some(more), ..Self::open(parts) }
+    }
+
     fn new(parts: impl IntoIterator<Item = Bytes>, form: Form) -> Self {
-        Self { parts: parts.into_iter().collect(), form, rested: true }
+        Self { parts: parts.into_iter().collect(), form, rested: true, more: None }
     }
 }
 
@@ -61,6 +69,12 @@ impl Body for Parts {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        if self.parts.is_empty()
+            && let Some(more) = &mut self.more
+        {
+            let next = std::task::ready!(more.poll_recv(cx));
+            return Poll::Ready(next.map(|part| Ok(Frame::data(part))));
+        }
         if self.parts.is_empty() {
             return if self.form == Form::Open { Poll::Pending } else { Poll::Ready(None) };
         }

@@ -12,12 +12,15 @@ use clap::{Args, Parser, Subcommand};
 
 use crate::backend::{self, Eras};
 use crate::client::Endpoint;
+use crate::fanout::{self, FanoutArgs};
+use crate::fleet::{self, FleetArgs};
 use crate::load::{self, Plan};
 use crate::parked::{self, ParkedArgs};
 use crate::report::number;
 use crate::run::{self, RunArgs};
 use crate::sessions::{self, SessionsArgs};
 use crate::start::{self, StartArgs};
+use crate::steps::{self, StepsArgs};
 use crate::streams::{self, StreamsArgs};
 use crate::{net, process, proxy, scenario};
 
@@ -41,6 +44,12 @@ enum Command {
     Sessions(SessionsArgs),
     /// Parks many calls that wait for an answer and prints the memory of each.
     Parked(ParkedArgs),
+    /// Compares three instances that share a Redis with one that is alone.
+    Fleet(FleetArgs),
+    /// Sends one notification to thousands of streams at three instances.
+    Fanout(FanoutArgs),
+    /// Prints what each step of a session costs where instances share a Redis.
+    Steps(StepsArgs),
     /// Prints the size of the program and how soon it listens.
     Start(StartArgs),
     /// Sends load to a URL and prints one row.
@@ -138,6 +147,9 @@ fn command(command: Command) -> anyhow::Result<()> {
         Command::Streams(args) => streams::run(&args),
         Command::Sessions(args) => sessions::run(&args),
         Command::Parked(args) => parked::run(&args),
+        Command::Fleet(args) => fleet::run(args),
+        Command::Fanout(args) => fanout::run(args),
+        Command::Steps(args) => steps::run(&args),
         Command::Start(args) => start::run(&args),
         Command::Load(args) => load(args),
         Command::Backend(args) => backend::serve(args.listen.listen, args.eras, args.listen.threads()),

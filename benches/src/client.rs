@@ -163,7 +163,8 @@ impl Connection {
         Ok(())
     }
 
-    async fn delete(&mut self) -> anyhow::Result<()> {
+    /// Ends the session.
+    pub(crate) async fn delete(&mut self) -> anyhow::Result<()> {
         let request = self.legacy(self.request(Method::DELETE, Bytes::new())?);
         let response = self.send(request).await?;
         ensure!(response.status().is_success(), "DELETE was answered {}", response.status());
@@ -249,6 +250,26 @@ impl Connection {
         Ok(response.into_body())
     }
 
+    /// Opens a stream that listens to changes of the list of tools, without a session.
+    pub(crate) async fn subscribe(&mut self) -> anyhow::Result<Incoming> {
+        let id = self.id();
+        let mut request = self.post(texts::listen(id))?;
+        self.mirror(&mut request, "subscriptions/listen", None)?;
+        let response = self.send(request).await?;
+        ensure!(response.status() == StatusCode::OK, "listen was answered {}", response.status());
+        Ok(response.into_body())
+    }
+
+    /// The session that was opened here.
+    pub(crate) fn session(&self) -> Option<HeaderValue> {
+        self.session.clone()
+    }
+
+    /// Goes on in a session that was opened somewhere.
+    pub(crate) fn enter(&mut self, session: HeaderValue) {
+        self.session = Some(session);
+    }
+
     /// The names of the tools that the target lists.
     pub(crate) async fn tools(&mut self) -> anyhow::Result<Vec<String>> {
         self.initialize().await?;
@@ -317,6 +338,6 @@ impl Seen {
 }
 
 /// The `data` of each event that has it on one line.
-fn events(stream: &[u8]) -> impl Iterator<Item = &[u8]> {
+pub(crate) fn events(stream: &[u8]) -> impl Iterator<Item = &[u8]> {
     stream.split(|byte| *byte == b'\n').filter_map(|line| line.strip_prefix(b"data:")).map(<[u8]>::trim_ascii)
 }

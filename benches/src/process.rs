@@ -4,6 +4,7 @@ use std::fs;
 
 use anyhow::Context as _;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::time::{ClockId, clock_gettime};
 
 /// Clock ticks per second in `/proc/PID/stat`: 100 on all Linux machines that matter.
 pub(crate) const TICKS_PER_SECOND: f64 = 100.0;
@@ -24,6 +25,23 @@ struct Stat {
 /// User and system time of `root` and all processes below it, in ticks.
 pub(crate) fn ticks(root: u32) -> anyhow::Result<u64> {
     Ok(tree(root)?.iter().map(|stat| stat.ticks).sum())
+}
+
+/// Processor time of one process in seconds, much finer than [`ticks`]. Threads that have ended don't count.
+pub(crate) fn busy(pid: u32) -> anyhow::Result<f64> {
+    let tasks = format!("/proc/{pid}/task");
+    let mut sum = 0_u64;
+    for task in fs::read_dir(&tasks).with_context(|| format!("process {pid} is gone"))? {
+        let text = fs::read_to_string(task?.path().join("schedstat")).unwrap_or_default();
+        sum += text.split_whitespace().next().and_then(|spent| spent.parse::<u64>().ok()).unwrap_or(0);
+    }
+    Ok(sum as f64 / 1e9)
+}
+
+/// Nanoseconds on the clock that all processes of this machine share.
+pub(crate) fn clock() -> u64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    u64::try_from(now.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(now.tv_nsec).unwrap_or(0)
 }
 
 /// Time that the host took from this machine since it started, in ticks of all cores.
@@ -94,5 +112,7 @@ mod tests {
         let memory = super::memory(std::process::id()).unwrap();
         assert!(memory.rss > 100 && memory.pss > 0 && memory.pss <= memory.rss, "{memory:?}");
         super::ticks(std::process::id()).unwrap();
+        super::busy(std::process::id()).unwrap();
+        assert!(super::clock() > 0);
     }
 }

@@ -22,6 +22,18 @@ pub(crate) fn spread(values: &[f64]) -> (f64, f64) {
         })
 }
 
+/// The value below which `share` of the sorted values are, or NaN of nothing.
+pub(crate) fn quantile(sorted: &[f64], share: f64) -> f64 {
+    let at = (sorted.len() as f64 * share) as usize;
+    sorted.get(at.min(sorted.len().saturating_sub(1))).copied().unwrap_or(f64::NAN)
+}
+
+/// Least and greatest, in brackets.
+pub(crate) fn range(values: &[f64], digits: usize) -> String {
+    let (least, most) = spread(values);
+    format!("[{}..{}]", number(least, digits), number(most, digits))
+}
+
 /// The geometric mean.
 pub(crate) fn mean_ratio(ratios: &[f64]) -> f64 {
     let sum: f64 = ratios.iter().map(|ratio| ratio.ln()).sum();

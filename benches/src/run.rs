@@ -70,7 +70,7 @@ impl Targets {
         if self.drawbridge.as_os_str() == "none" {
             kinds.retain(|kind| *kind != Kind::Drawbridge);
         }
-        if kinds.contains(&Kind::Nginx) && target::nginx_program().is_none() {
+        if kinds.contains(&Kind::Nginx) && target::installed("nginx").is_none() {
             println!("nginx is not installed: left out");
             kinds.retain(|kind| *kind != Kind::Nginx);
         }

@@ -129,32 +129,68 @@ pub(crate) fn proxy(backend: SocketAddr) -> anyhow::Result<Started> {
 
 /// Starts Drawbridge with its files in `folder`.
 pub(crate) fn gateway(program: &Path, backend: SocketAddr, folder: &Path) -> anyhow::Result<Started> {
-    let program = fs::canonicalize(program)
-        .with_context(|| format!("no {}: build it, or say --drawbridge PATH or none", program.display()))?;
     let servers = folder.join("mcp.json");
     let text =
         json!({ "mcpServers": { "bench": { "type": "http", "url": format!("http://{backend}/mcp") } } });
     fs::write(&servers, text.to_string())?;
+    let mut command = serve(program, folder)?;
+    command.arg("--mcp-servers").arg(servers);
+    command.args(["--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"]);
+    start(&mut command).context("start Drawbridge")
+}
+
+/// Drawbridge in `folder`, with nothing of its configuration from the environment of the bench.
+pub(crate) fn serve(program: &Path, folder: &Path) -> anyhow::Result<Command> {
+    let program = fs::canonicalize(program)
+        .with_context(|| format!("no {}: build it, or say --drawbridge PATH or none", program.display()))?;
     let mut command = Command::new(program);
     for (name, _) in std::env::vars_os() {
         if name.to_string_lossy().starts_with("DRAWBRIDGE_") {
             command.env_remove(name);
         }
     }
-    command.current_dir(folder).arg("serve").arg("--mcp-servers").arg(servers);
-    command.args(["--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"]);
-    start(&mut command).context("start Drawbridge")
+    command.current_dir(folder).arg("serve");
+    Ok(command)
 }
 
-/// Whether nginx is here.
-pub(crate) fn nginx_program() -> Option<PathBuf> {
+/// Where a program is, if it is installed.
+pub(crate) fn installed(program: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let folders = std::env::split_paths(&path).chain([PathBuf::from("/usr/sbin")]);
-    folders.map(|folder| folder.join("nginx")).find(|program| program.is_file())
+    folders.map(|folder| folder.join(program)).find(|program| program.is_file())
+}
+
+/// A program that is installed and tells nothing of its start. It ends with the bench even if that is killed.
+pub(crate) fn quiet(program: &str) -> anyhow::Result<Command> {
+    let program = installed(program).with_context(|| format!("{program} is not installed"))?;
+    let mut command = match installed("setpriv") {
+        Some(setpriv) => {
+            let mut command = Command::new(setpriv);
+            command.args(["--pdeathsig", "TERM"]).arg(program);
+            command
+        }
+        None => Command::new(program),
+    };
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    Ok(command)
+}
+
+/// Starts `command` and waits until it is `ready`.
+pub(crate) fn start_quiet(command: &mut Command, ready: impl Fn() -> bool) -> anyhow::Result<Running> {
+    let mut running = Running { child: command.spawn()? };
+    let begin = Instant::now();
+    while !ready() {
+        if let Some(status) = running.child.try_wait()? {
+            bail!("it ended with {status}");
+        }
+        ensure!(begin.elapsed() < START, "it was not ready in time");
+        thread::sleep(Duration::from_millis(10));
+    }
+    Ok(running)
 }
 
 fn nginx(backend: SocketAddr, folder: &Path) -> anyhow::Result<(Running, SocketAddr)> {
-    let program = nginx_program().context("nginx is not installed")?;
+    let program = installed("nginx").context("nginx is not installed")?;
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, net::free_port()?));
     let at = folder.display();
     let cores = net::cores();
@@ -207,7 +243,8 @@ fn own() -> anyhow::Result<Command> {
     Ok(command)
 }
 
-fn start(command: &mut Command) -> anyhow::Result<Started> {
+/// Starts what tells where it listens.
+pub(crate) fn start(command: &mut Command) -> anyhow::Result<Started> {
     let begin = Instant::now();
     let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
     let mut process = Running { child };
@@ -248,7 +285,7 @@ fn address(line: &str) -> Option<SocketAddr> {
 }
 
 /// What the target puts before the names of tools.
-fn prefix(endpoint: &Endpoint) -> anyhow::Result<String> {
+pub(crate) fn prefix(endpoint: &Endpoint) -> anyhow::Result<String> {
     let tools = net::runtime()?.block_on(async {
         tokio::time::timeout(START, async { Connection::open(endpoint).await?.tools().await }).await
     })??;

@@ -51,6 +51,12 @@ pub(crate) const ASK: &str = concat!(
     "\n\n"
 );
 
+/// The notification that the list of tools has changed.
+pub(crate) const TOOLS_CHANGED: &str = "notifications/tools/list_changed";
+/// Where such a notification of the bench's backend has its number.
+pub(crate) const CHANGE_NUMBER: &str = "drawbridge-bench/number";
+const SUBSCRIPTION: &str = "io.modelcontextprotocol/subscriptionId";
+
 const SERVER_INFO: &str =
     r#""_meta":{"io.modelcontextprotocol/serverInfo":{"name":"bench","version":"1.0.0"}}"#;
 const CAPABILITIES: &str = r#"{"tools":{"listChanged":true}}"#;
@@ -148,6 +154,33 @@ data: {"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToke
     event.put_slice(token);
     event.put_slice(format!(",\"progress\":{step},\"total\":{BURST}}}}}\n\n").as_bytes());
     event.freeze()
+}
+
+/// The first event of a stream that listens.
+pub(crate) fn acknowledged(subscription: &str) -> Bytes {
+    let wanted = r#""notifications":{"toolsListChanged":true}"#;
+    event(
+        "notifications/subscriptions/acknowledged",
+        &format!(r#"{wanted},"_meta":{{"{SUBSCRIPTION}":{subscription}}}"#),
+    )
+}
+
+/// The event that says that the list of tools has changed, for the time of that `number`.
+pub(crate) fn changed(number: u64, subscription: Option<&str>) -> Bytes {
+    let of = subscription.map(|id| format!(r#","{SUBSCRIPTION}":{id}"#)).unwrap_or_default();
+    event(TOOLS_CHANGED, &format!(r#""_meta":{{"{CHANGE_NUMBER}":{number}{of}}}"#))
+}
+
+fn event(method: &str, params: &str) -> Bytes {
+    format!(
+        "event: message\ndata: {{\"jsonrpc\":\"2.0\",\"method\":\"{method}\",\"params\":{{{params}}}}}\n\n"
+    )
+    .into()
+}
+
+/// A request for a stream of changes of the list of tools.
+pub(crate) fn listen(id: u64) -> Bytes {
+    request(id, "subscriptions/listen", r#""notifications":{"toolsListChanged":true},"#, true, false)
 }
 
 /// An `initialize` request.

@@ -111,6 +111,19 @@ async fn an_answer_that_was_given_before_its_instance_was_killed_is_still_there(
     assert_eq!(text(messages.last().unwrap()), "slept 1200 ms", "{messages:?}");
 }
 
+#[tokio::test]
+async fn a_short_call_that_ends_on_its_stream_leaves_nothing_in_redis() {
+    let (fleet, _demo) = in_front_of_demo("http", "legacy").await;
+    let session = fleet.session(0, "2025-11-25", json!({})).await;
+    let stream = session.request("tools/call", slow(50)).await;
+    assert!(stream.is_stream());
+    assert_eq!(text(rest(stream).await.last().unwrap()), "slept 50 ms");
+    // Long enough for a copy to be written.
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    let copies: Vec<String> = fleet.redis.run(&["KEYS", "*:events:*"]).await;
+    assert_eq!(copies, Vec::<String>::new());
+}
+
 /// The methods of the messages that come within a while.
 async fn heard(stream: &mut Answer, wanted: &str) -> bool {
     let coming = async {

@@ -7,6 +7,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use futures_util::{StreamExt as _, stream};
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
@@ -17,6 +18,8 @@ use crate::state::{InstanceId, Lease, Unavailable};
 const LEASE: Duration = Duration::from_secs(600);
 /// How often leases are renewed.
 pub(super) const RENEW_EVERY: Duration = Duration::from_secs(120);
+/// How many renewals are on their way together.
+const RENEWALS_AT_ONCE: usize = 256;
 
 /// Who has something that only one instance can have.
 #[derive(Debug, Clone)]
@@ -85,16 +88,18 @@ impl Holdings {
         held.values().filter_map(Weak::upgrade).collect()
     }
 
-    /// Renews all; what is another's by now is lost.
+    /// Renews all; what is another's by now is lost. There may be a lease for each client that listens, and whoever
+    /// renews says nothing else meanwhile: one after another they would take so long that it is believed to be dead.
     pub(super) async fn renew(&self, peers: &Peers) {
-        for held in self.all() {
+        let renewals = stream::iter(self.all()).for_each_concurrent(RENEWALS_AT_ONCE, |held| async move {
             let renewed = peers.state().leases.renew(&held.name, &held.lease, LEASE).await;
             if let Ok(false) = renewed {
                 tracing::warn!(lease = held.name, "another instance has taken over");
                 held.lost.cancel();
                 self.0.lock().remove(&held.name);
             }
-        }
+        });
+        renewals.await;
     }
 }
 
@@ -139,8 +144,58 @@ impl Peers {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::state::MemoryState;
+    use crate::fleet::peers::LIFE;
+    use crate::state::{Leases, MemoryState};
     use crate::tasks::Tasks;
+    use async_trait::async_trait;
+    use tokio::time::Instant;
+
+    /// Leases at a store that is a millisecond away.
+    struct Far(Arc<dyn Leases>);
+
+    #[async_trait]
+    impl Leases for Far {
+        async fn acquire(&self, name: &str, by: &InstanceId, ttl: Duration) -> Result<Lease, Unavailable> {
+            self.0.acquire(name, by, ttl).await
+        }
+
+        async fn take_over(
+            &self,
+            name: &str,
+            lost: &Lease,
+            by: &InstanceId,
+            ttl: Duration,
+        ) -> Result<Lease, Unavailable> {
+            self.0.take_over(name, lost, by, ttl).await
+        }
+
+        async fn renew(&self, name: &str, lease: &Lease, ttl: Duration) -> Result<bool, Unavailable> {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+            self.0.renew(name, lease, ttl).await
+        }
+
+        async fn release(&self, name: &str, lease: &Lease) -> Result<(), Unavailable> {
+            self.0.release(name, lease).await
+        }
+
+        async fn holder(&self, name: &str) -> Result<Option<Lease>, Unavailable> {
+            self.0.holder(name).await
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_instance_with_ten_thousand_leases_has_renewed_them_long_before_it_is_believed_to_be_dead() {
+        let mut state = MemoryState::new(0, Duration::ZERO).instance(true);
+        state.leases = Arc::new(Far(state.leases));
+        let peers = Peers::new(state, Tasks::default());
+        let mut held = Vec::new();
+        for number in 0..10_000 {
+            held.push(peers.own(&number.to_string()).await.unwrap());
+        }
+        let begun = Instant::now();
+        peers.holdings().renew(&peers).await;
+        assert!(begun.elapsed() < LIFE / 10, "{:?}", begun.elapsed());
+    }
 
     #[tokio::test]
     async fn one_of_two_owns_until_it_is_gone_and_then_has_lost_it() {

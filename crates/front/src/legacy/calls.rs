@@ -282,10 +282,12 @@ impl Held {
         next
     }
 
-    /// Lets the calls run on in the background.
+    /// Lets the calls run on in the background. Those that have ended were written to their client, as far as can be
+    /// known: there is nothing to copy.
     fn hand_over(&mut self) {
+        let Some(mut running) = self.running.take() else { return };
         self.spill();
-        let (Some(mut running), mut log) = (self.running.take(), self.log.take()) else { return };
+        let mut log = self.log.take();
         for call in &running.in_flight {
             if call.transport() == Transport::Json {
                 call.is(Transport::Gone);
