@@ -86,6 +86,10 @@ impl Home {
         format!("backend:{}", self.backend)
     }
 
+    fn touch_every(&self) -> Duration {
+        TOUCH_EVERY.min(self.idle / 4)
+    }
+
     fn ttl(&self) -> Duration {
         self.idle + SLACK
     }
@@ -128,7 +132,7 @@ impl Home {
     pub(crate) fn touch(self: &Arc<Self>, tasks: &Tasks) {
         {
             let mut touched = self.touched.lock();
-            if touched.elapsed() < TOUCH_EVERY {
+            if touched.elapsed() < self.touch_every() {
                 return;
             }
             *touched = Instant::now();
@@ -144,7 +148,7 @@ impl Home {
     pub(crate) async fn is_idle(&self) -> bool {
         let left = self.peers.state().sessions.touch(self.key, self.ttl()).await;
         let Ok(Some(left)) = left else { return false };
-        self.ttl().saturating_sub(left) + TOUCH_EVERY >= self.idle
+        self.ttl().saturating_sub(left) + self.touch_every() >= self.idle
     }
 }
 

@@ -519,6 +519,13 @@ impl HttpSession {
             // It may be on its way back.
             Err(_) => None,
             Ok(response) if response.status().is_server_error() => None,
+            Ok(response) if response.status() == StatusCode::NOT_FOUND && opened.id.is_some() => {
+                self.lost(opened);
+                if self.listening.load(Ordering::Acquire) {
+                    self.reopen_for_listeners();
+                }
+                return;
+            }
             Ok(response) => match EventStream::of(response, &self.shared.options) {
                 Some(stream) => Some(stream.patient()),
                 // The backend offers no such stream.
