@@ -199,9 +199,10 @@ impl Gateway {
             let until = Instant::now() + deadline;
             let all = async {
                 let finished = self.work.clients.finish(deadline).await;
+                let left = || until.saturating_duration_since(Instant::now());
+                self.wired.front.finish(left()).await;
                 // Calls of other instances' clients that run here.
-                let left = until.saturating_duration_since(Instant::now());
-                self.wired.peers.finish(left).await && finished
+                self.wired.peers.finish(left()).await && finished
             };
             tokio::select! {
                 ended = all => finished = ended,

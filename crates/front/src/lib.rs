@@ -176,6 +176,11 @@ impl Front {
         }
     }
 
+    /// Waits until the clients of calls that wait for answers have come back, to other instances, for `limit` at most.
+    pub async fn finish(&self, limit: std::time::Duration) {
+        self.0.rounds.finish(limit).await;
+    }
+
     /// Ends all sessions' conversations with backends; the sessions themselves can be taken up elsewhere.
     pub async fn close(&self) {
         self.0.rounds.close().await;

@@ -108,10 +108,11 @@ impl Run {
         self.events.lock().unwrap().join("\n")
     }
 
-    /// What happened to each call.
-    pub(super) fn stories(&self) -> String {
+    /// What happened to each call that ended so.
+    pub(super) fn stories(&self, which: impl Fn(&Outcome) -> bool) -> String {
         let ended = self.ended.lock().unwrap();
-        ended.iter().map(|(call, outcome)| format!("{}\n{}\n", call.name, call.story(outcome))).collect()
+        let ended = ended.iter().filter(|(_, outcome)| which(outcome));
+        ended.map(|(call, outcome)| format!("{}\n{}\n", call.name, call.story(outcome))).collect()
     }
 
     /// How many calls ended with their answer.

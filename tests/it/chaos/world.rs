@@ -48,7 +48,7 @@ pub(super) struct World {
 
 /// Something that goes wrong.
 #[derive(Debug, Clone, Copy)]
-enum Trouble {
+pub(super) enum Trouble {
     Kill,
     Terminate,
     Pause,
@@ -85,6 +85,13 @@ const TROUBLES: [Trouble; 16] = [
     Trouble::BackendCut,
     Trouble::ProcessKilled,
 ];
+
+impl Trouble {
+    /// One of all.
+    pub(super) fn any(rng: &mut StdRng) -> Self {
+        *TROUBLES.choose(rng).unwrap()
+    }
+}
 
 impl World {
     pub(super) async fn start() -> Self {
@@ -125,8 +132,7 @@ impl World {
     }
 
     /// Does something bad, and heals it after a while.
-    pub(super) async fn trouble(&self, rng: &mut StdRng, run: &Run) {
-        let trouble = *TROUBLES.choose(rng).unwrap();
+    pub(super) async fn trouble(&self, trouble: Trouble, rng: &mut StdRng, run: &Run) {
         let number = rng.random_range(0..INSTANCES);
         let instance = &self.instances[number];
         let (name, backend) = instance.backends.choose(rng).unwrap();

@@ -52,9 +52,25 @@ impl std::fmt::Debug for Held {
 }
 
 impl Held {
-    /// Cancelled when another instance has it now.
+    /// Cancelled when another instance has it now, or may have it.
     pub fn lost(&self) -> &CancellationToken {
         &self.lost
+    }
+
+    /// Gives it back before it is dropped: from now on another instance may have it.
+    pub fn give_back(&self) {
+        if !self.lost.is_cancelled() {
+            self.lost.cancel();
+            self.release();
+        }
+    }
+
+    fn release(&self) {
+        let (peers, name, lease) = (self.peers.clone(), self.name.clone(), self.lease.clone());
+        self.peers.tasks().spawn("release", async move {
+            // Who needs it finds out that nobody has it, or waits for its end.
+            let _ = peers.state().leases.release(&name, &lease).await;
+        });
     }
 
     /// Cancelled when nobody here keeps it any more.
@@ -66,14 +82,9 @@ impl Held {
 impl Drop for Held {
     fn drop(&mut self) {
         self.ended.cancel();
-        if self.lost.is_cancelled() {
-            return;
+        if !self.lost.is_cancelled() {
+            self.release();
         }
-        let (peers, name, lease) = (self.peers.clone(), std::mem::take(&mut self.name), self.lease.clone());
-        self.peers.tasks().spawn("release", async move {
-            // Who needs it finds out that nobody has it, or waits for its end.
-            let _ = peers.state().leases.release(&name, &lease).await;
-        });
     }
 }
 

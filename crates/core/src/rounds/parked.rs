@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -85,6 +86,8 @@ pub struct Rounds {
     options: Mutex<RoundOptions>,
     tasks: Tasks,
     parked: Mutex<HashMap<u128, Parked, ahash::RandomState>>,
+    /// No call may wait here any more.
+    closed: AtomicBool,
 }
 
 impl std::fmt::Debug for Rounds {
@@ -92,6 +95,9 @@ impl std::fmt::Debug for Rounds {
         f.debug_struct("Rounds").field("parked", &self.count()).finish_non_exhaustive()
     }
 }
+
+/// How often calls that wait are looked at while the gateway drains.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// A call of a client that answers by retry, between its rounds.
 struct Running {
@@ -110,7 +116,14 @@ struct Running {
 impl Rounds {
     /// Bounds, the keys that seal states, and the other instances. Work that outlives its client runs among `tasks`.
     pub fn new(keys: Arc<KeyRing>, options: RoundOptions, peers: Peers, tasks: Tasks) -> Arc<Self> {
-        Arc::new(Self { keys, peers, options: Mutex::new(options), tasks, parked: Mutex::default() })
+        Arc::new(Self {
+            keys,
+            peers,
+            options: Mutex::new(options),
+            tasks,
+            parked: Mutex::default(),
+            closed: AtomicBool::new(false),
+        })
     }
 
     pub(crate) fn options(&self) -> RoundOptions {
@@ -232,8 +245,29 @@ impl Rounds {
         late.into_iter().for_each(|parked| self.end(parked, "the client gave no answer in time"));
     }
 
+    /// Whether a call may wait here. While the gateway drains it may if its client can come back to another instance.
+    fn takes_calls(&self) -> bool {
+        !self.closed.load(Ordering::Acquire) && (self.peers.state().is_fleet || !self.tasks.is_draining())
+    }
+
+    /// Waits until the clients of all calls have come back, to other instances, for `limit` at most. Where there is only
+    /// one instance none can.
+    pub async fn finish(&self, limit: Duration) {
+        if !self.peers.state().is_fleet {
+            return;
+        }
+        let none = async {
+            while self.count() > 0 {
+                tokio::time::sleep(LOOK_EVERY).await;
+            }
+        };
+        // What is left is ended in order.
+        let _ = tokio::time::timeout(limit, none).await;
+    }
+
     /// Ends all that wait. Resolves once they have come to an end, for which the ways to their backends must be open.
     pub async fn close(&self) {
+        self.closed.store(true, Ordering::Release);
         let all = std::mem::take(&mut *self.parked.lock());
         if !all.is_empty() {
             tracing::warn!(calls = all.len(), "calls that waited for an answer of their clients are ended");
@@ -354,11 +388,11 @@ impl Running {
             rounds.sweep();
         }
         let mut all = rounds.parked.lock();
-        if all.len() >= limit || rounds.tasks.is_draining() {
+        if all.len() >= limit || !rounds.takes_calls() {
             drop(all);
             rounds.end(parked, "the client can't be asked now");
             return Event::Fail(Fault::NotParked {
-                why: if rounds.tasks.is_draining() { Unparked::Draining } else { Unparked::Busy(limit) },
+                why: if rounds.takes_calls() { Unparked::Busy(limit) } else { Unparked::Draining },
             });
         }
         all.insert(id, parked);

@@ -223,10 +223,6 @@ impl Session {
         (!busy).then(|| self.used.lock().elapsed())
     }
 
-    pub(super) fn has_calls(&self) -> bool {
-        !self.state.lock().in_flight.is_empty()
-    }
-
     pub(super) fn is_ended(&self) -> bool {
         self.ended.load(Ordering::Acquire)
     }

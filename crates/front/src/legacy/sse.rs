@@ -36,6 +36,8 @@ struct Connection {
     /// The name of its endpoint.
     endpoint: Option<String>,
     session: Mutex<Option<Arc<Session>>>,
+    /// Cloned by whatever has yet to put an answer on the stream.
+    answers: Arc<()>,
     /// Ends everything that belongs to the connection.
     closed: tokio_util::sync::CancellationToken,
     /// Its endpoint is gone: it ends when no call is running.
@@ -43,9 +45,9 @@ struct Connection {
 }
 
 impl Connection {
-    /// Whether no call is running.
+    /// Whether no answer is still to come.
     fn is_quiet(&self) -> bool {
-        self.session.lock().as_ref().is_none_or(|session| !session.has_calls())
+        Arc::strong_count(&self.answers) == 1
     }
 }
 
@@ -104,6 +106,7 @@ pub(crate) fn open(
         out,
         endpoint: route.endpoint.clone(),
         session: Mutex::default(),
+        answers: Arc::default(),
         closed: tokio_util::sync::CancellationToken::new(),
         retired: tokio_util::sync::CancellationToken::new(),
     });
@@ -124,14 +127,19 @@ pub(crate) fn open(
     let mut drains = false;
     let source: crate::stream::Source = Box::pin(futures_util::stream::poll_fn(move |cx| {
         loop {
-            drains = drains || draining.as_mut().poll(cx).is_ready();
-            // The stream is the only way of a running call's answer.
-            if open.connection.closed.is_cancelled() || (drains && open.connection.is_quiet()) {
+            if open.connection.closed.is_cancelled() {
                 return Poll::Ready(None);
             }
-            match std::task::ready!(messages.poll_recv(cx)) {
-                Some(text) if text.is_empty() => {}
-                next => {
+            // Seen before the messages: what was sent by whoever is gone by then is among them.
+            let is_quiet = open.connection.is_quiet();
+            match messages.poll_recv(cx) {
+                Poll::Pending => {
+                    drains = drains || draining.as_mut().poll(cx).is_ready();
+                    // The stream is the only way of a running call's answer.
+                    return if drains && is_quiet { Poll::Ready(None) } else { Poll::Pending };
+                }
+                Poll::Ready(Some(text)) if text.is_empty() => {}
+                Poll::Ready(next) => {
                     let event = |text| sse::encode_named(Some("message"), None, Payload::from(text));
                     return Poll::Ready(next.map(event));
                 }
@@ -213,7 +221,7 @@ fn send(connection: &Connection, text: Bytes) {
 }
 
 fn initialize(inner: &Arc<Inner>, connection: &Arc<Connection>, endpoint: Arc<Endpoint>, message: Message) {
-    let (inner_, connection) = (inner.clone(), connection.clone());
+    let (inner_, connection, answers) = (inner.clone(), connection.clone(), connection.answers.clone());
     let mut record = Record::begin(&endpoint, Era::Legacy, &message);
     record.streams();
     inner.tasks.spawn_within("initialize", async move {
@@ -235,6 +243,8 @@ fn initialize(inner: &Arc<Inner>, connection: &Arc<Connection>, endpoint: Arc<En
             }
             Err(refusal) => send(&connection, record.refused(refusal).message().bytes().clone()),
         }
+        drop(answers);
+        send(&connection, Bytes::new());
     });
 }
 
@@ -265,7 +275,7 @@ fn dispatch(
     }
     let Some(mut call) = call else { return Ok(()) };
     call.call.is(Transport::Stream);
-    let connection = connection.clone();
+    let (connection, answers) = (connection.clone(), connection.answers.clone());
     inner.tasks.spawn_within("call", async move {
         let closed = connection.closed.clone();
         let run = async {
@@ -277,7 +287,7 @@ fn dispatch(
         };
         // Closing the connection ends the session, and with it the call.
         closed.run_until_cancelled(run).await;
-        drop(call);
+        drop((call, answers));
         // A stream that waits for the last call to end looks again.
         send(&connection, Bytes::new());
     });

@@ -132,12 +132,14 @@ pub(crate) struct Keeper {
     options: Options,
     tasks: Tasks,
     kept: Mutex<HashMap<SessionKey, Arc<Kept>>>,
+    /// What other instances may have now, but for the calls that run in it.
+    given_up: Mutex<Vec<Arc<Kept>>>,
 }
 
 impl Keeper {
     pub(crate) fn new(options: &Options, tasks: &Tasks) -> Arc<Self> {
         let (options, tasks) = (options.clone(), tasks.clone());
-        let keeper = Arc::new(Self { options, tasks, kept: Mutex::default() });
+        let keeper = Arc::new(Self { options, tasks, kept: Mutex::default(), given_up: Mutex::default() });
         let peers = &keeper.options.peers;
         if peers.state().is_fleet {
             peers.serve(keeper.service(), Arc::new(Desk(Arc::downgrade(&keeper))));
@@ -147,10 +149,13 @@ impl Keeper {
                 loop {
                     tokio::select! {
                         () = tokio::time::sleep((idle / 4).max(Duration::from_secs(1))) => {}
-                        () = drain.cancelled() => return,
+                        () = drain.cancelled() => break,
                     }
                     let Some(keeper) = weak.upgrade() else { return };
                     keeper.end_unused().await;
+                }
+                if let Some(keeper) = weak.upgrade() {
+                    keeper.give_up();
                 }
             });
         }
@@ -195,15 +200,19 @@ impl Keeper {
         let sink: Weak<dyn Unsolicited> = Arc::downgrade(&(kept.clone() as Arc<dyn Unsolicited>));
         kept.conversation.attach(sink);
         self.kept.lock().insert(home.key(), kept.clone());
+        if self.tasks.drain_token().is_cancelled() {
+            self.give_up();
+        }
         let (keeper, key, weak) = (Arc::downgrade(self), home.key(), Arc::downgrade(&kept));
         let lost = kept.held.lost().clone();
         let ended = kept.held.ended();
         let drain = self.tasks.drain_token().clone();
         self.tasks.spawn("watch lease", async move {
             tokio::select! {
-                () = lost.cancelled() => {}
+                biased;
                 () = drain.cancelled() => return,
                 () = ended.cancelled() => return,
+                () = lost.cancelled() => {}
             }
             // Another instance has its own by now.
             if let (Some(keeper), Some(kept)) = (keeper.upgrade(), weak.upgrade()) {
@@ -214,6 +223,17 @@ impl Keeper {
         kept
     }
 
+    /// Gives up everything to other instances, but for the calls that run: a process that is used without a pause would
+    /// otherwise never be done.
+    fn give_up(&self) {
+        let all: Vec<_> = self.kept.lock().drain().map(|(_, kept)| kept).collect();
+        for kept in &all {
+            kept.held.give_back();
+            kept.ears.end_all();
+        }
+        self.given_up.lock().extend(all);
+    }
+
     fn forget(&self, key: SessionKey, kept: &Arc<Kept>) {
         let mut all = self.kept.lock();
         if all.get(&key).is_some_and(|current| Arc::ptr_eq(current, kept)) {
@@ -222,8 +242,9 @@ impl Keeper {
     }
 
     pub(crate) async fn close(&self) {
-        let all = std::mem::take(&mut *self.kept.lock());
-        for kept in all.into_values() {
+        self.give_up();
+        let all = std::mem::take(&mut *self.given_up.lock());
+        for kept in all {
             kept.conversation.close().await;
         }
     }
@@ -442,9 +463,10 @@ impl Owned {
                 }
             };
             tokio::select! {
-                () = hear => {}
+                biased;
                 () = drain.cancelled() => return,
                 () = owned.closed.cancelled() => return,
+                () = hear => {}
             }
             owned.hearing.store(false, Ordering::Release);
             // It may listen again meanwhile.
