@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use drawbridge_wire::Message;
+use drawbridge_wire::{Id, Message};
 
 use crate::call::{Call, Event, Events};
 use crate::client::Client;
@@ -101,6 +101,12 @@ pub trait Conversation: Send + Sync {
     /// What the backend sends outside of calls is of no interest any more, except while a call runs.
     fn stop_listening(&self);
 
+    /// Goes on with the call whose request had this id, and which an instance had that is gone. `None` where that can't
+    /// be: nobody knows then how it ended.
+    async fn take_up(self: Arc<Self>, _id: &Id) -> Option<TakenUp> {
+        None
+    }
+
     /// Ends the conversation at the backend.
     async fn close(&self);
 
@@ -108,6 +114,14 @@ pub trait Conversation: Send + Sync {
     async fn leave(&self) {
         self.close().await;
     }
+}
+
+/// A call that goes on at another instance than it was begun at.
+pub struct TakenUp {
+    /// The method of its request.
+    pub method: String,
+    /// What happens to it from now on; something may come a second time.
+    pub events: Events,
 }
 
 /// Takes what a backend sends outside of calls.

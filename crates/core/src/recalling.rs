@@ -24,7 +24,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use crate::backend::{Backend, BackendName, Conversation, Description, Scope, Unsolicited};
+use crate::backend::{Backend, BackendName, Conversation, Description, Scope, TakenUp, Unsolicited};
 use crate::cache::{Asked, Cache};
 use crate::call::{Call, Event, Events, Reply, Shape, forward, generate, once};
 use crate::client::{Answers, Client};
@@ -301,6 +301,10 @@ impl Conversation for Talk {
 
     async fn notify(&self, notification: Message) {
         self.inner.notify(notification).await;
+    }
+
+    async fn take_up(self: Arc<Self>, id: &Id) -> Option<TakenUp> {
+        self.inner.clone().take_up(id).await
     }
 
     fn listen(self: Arc<Self>) {

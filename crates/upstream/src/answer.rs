@@ -1,5 +1,6 @@
 //! Reading what an HTTP backend answers: one JSON document or a stream of events, within limits.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
@@ -10,6 +11,7 @@ use drawbridge_wire::{Id, Kind, Message, message};
 use http::{Response, StatusCode, header};
 use http_body_util::BodyExt as _;
 use hyper::body::{Body as _, Incoming};
+use parking_lot::Mutex;
 
 use crate::options::Options;
 
@@ -168,6 +170,19 @@ pub struct EventStream {
     last_id: Option<Bytes>,
     /// How long to wait before resuming, as the backend said.
     retry: Option<Duration>,
+    /// Where to note how far its reader is.
+    mark: Option<Mark>,
+}
+
+/// The id of the last event of a stream that its reader is done with.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Mark(Arc<Mutex<Option<Bytes>>>);
+
+impl Mark {
+    /// The event after which the stream is to be resumed.
+    pub(crate) fn get(&self) -> Option<Bytes> {
+        self.0.lock().clone()
+    }
 }
 
 /// Longer delays before a reconnection are not obeyed.
@@ -181,6 +196,7 @@ impl EventStream {
             idle: options.idle_timeout,
             last_id: None,
             retry: None,
+            mark: None,
         }
     }
 
@@ -197,12 +213,24 @@ impl EventStream {
         self
     }
 
+    /// The same, noting in `mark` how far its reader is.
+    #[must_use]
+    pub(crate) fn marked(mut self, mark: Option<&Mark>) -> Self {
+        self.mark = mark.cloned();
+        self
+    }
+
     /// The next event that carries data; `None` at the end of the stream, however it came.
     pub async fn next(&mut self, options: &Options) -> Result<Option<Event>, Fault> {
         loop {
             while let Some(event) = self.decoder.next_event().map_err(|_| options.too_large(Size::Event))? {
                 if let Some(id) = &event.id {
-                    self.last_id = Some(id.clone()).filter(|id| !id.is_empty());
+                    let id = Some(id.clone()).filter(|id| !id.is_empty());
+                    let before = std::mem::replace(&mut self.last_id, id);
+                    if let Some(mark) = &self.mark {
+                        // Nobody is done with an event before the next one is asked for.
+                        *mark.0.lock() = if event.data.is_empty() { self.last_id.clone() } else { before };
+                    }
                 }
                 if let Some(ms) = event.retry {
                     self.retry = Some(Duration::from_millis(ms).min(MAX_RETRY));
@@ -239,6 +267,13 @@ impl EventStream {
             self.retry = Some(retry);
         }
         self
+    }
+
+    /// The continuation of `before`, which was resumed.
+    #[must_use]
+    pub(crate) fn going_on_from(self, before: Self) -> Self {
+        let resumable = before.resumption();
+        Self { mark: before.mark, ..self.after(resumable) }
     }
 
     /// Where and when to resume after the end, if the backend made that possible.

@@ -82,6 +82,11 @@ impl Home {
         holder.is_ok_and(|holder| holder.is_some_and(|lease| lease.owner != *self.peers.instance()))
     }
 
+    /// What the fields of calls begin with.
+    pub(crate) fn call_field(&self) -> String {
+        format!("call:{}", self.backend)
+    }
+
     fn field(&self) -> String {
         format!("backend:{}", self.backend)
     }
@@ -114,6 +119,11 @@ impl Home {
         sessions.put_if_absent(self.key, field, new, self.ttl()).await
     }
 
+    /// Takes a value out.
+    pub(crate) async fn take(&self, field: &str, known: &Bytes) -> Result<bool, Unavailable> {
+        self.peers.state().sessions.remove(self.key, field, known).await
+    }
+
     pub(crate) async fn read(&self) -> Result<Option<Bytes>, Unavailable> {
         self.get(&self.field()).await
     }
@@ -125,7 +135,7 @@ impl Home {
 
     /// Takes what is known of the session. Returns whether it was still `known`: then ending it is up to the caller.
     pub(crate) async fn remove(&self, known: &Bytes) -> Result<bool, Unavailable> {
-        self.peers.state().sessions.remove(self.key, &self.field(), known).await
+        self.take(&self.field(), known).await
     }
 
     /// Says now and then that the session is in use.

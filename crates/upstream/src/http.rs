@@ -15,10 +15,10 @@ use std::time::Duration;
 
 use ::http::HeaderMap;
 use async_trait::async_trait;
-use drawbridge_core::backend::{Scope, Unsolicited};
+use drawbridge_core::backend::{Scope, TakenUp, Unsolicited};
 use drawbridge_core::call::{Call, Emitter, Event, Events, forward, generate};
 use drawbridge_core::{Answers, Backend, BackendName, Client, Conversation, Description, Fault, Tasks};
-use drawbridge_wire::Message;
+use drawbridge_wire::{Id, Message, method};
 use parking_lot::Mutex;
 
 use crate::changes::listen::Hubs;
@@ -315,7 +315,12 @@ impl Resolving {
                 return Ok(event);
             }
             let call = self.standing.said_with(call.clone());
-            match Box::pin(stateless::run(shared, emit, &call)).await {
+            let ran = if call.request.method() == method::LISTEN {
+                Box::pin(stateless::listen(shared, emit, &call)).await
+            } else {
+                Box::pin(stateless::run(shared, emit, &call)).await
+            };
+            match ran {
                 Ok(event) => {
                     let event = modern::permitted(&call, event, &shared.options);
                     return Ok(self.standing.awaited(emit, &call, event).await);
@@ -353,6 +358,13 @@ impl Conversation for Resolving {
         let session = self.session.lock().clone();
         if let Some(session) = session {
             session.notify(notification).await;
+        }
+    }
+
+    async fn take_up(self: Arc<Self>, id: &Id) -> Option<TakenUp> {
+        match self.backend.era(&self.client).await.ok()? {
+            Era::Modern => None,
+            legacy => self.session(&legacy).await.ok()?.take_up(id).await,
         }
     }
 

@@ -1,13 +1,16 @@
 //! Streams that are opened at one instance and resumed, or fed, at another.
 
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use drawbridge_testkit::backend::{Backend, Reply, legacy};
+use drawbridge_testkit::backend::{Backend, Reply, legacy, text_result};
 use drawbridge_testkit::client::{Reply as Answer, text};
 use drawbridge_testkit::fleet::Fleet;
 use drawbridge_testkit::gateway::Gateway;
 use drawbridge_testkit::{PATIENCE, eventually};
 use serde_json::{Value, json};
+use tokio::sync::Notify;
+use tokio_util::task::TaskTracker;
 
 use super::{TRANSPORTS, in_front_of_demo};
 
@@ -262,4 +265,103 @@ async fn a_backend_has_one_stream_open_for_a_session_however_many_instances_want
     fleet.at(1, &session).tool("x", json!({})).await;
     let opened = backend.requests_of("GET").iter().filter(|r| r.header("mcp-session-id") == "s").count();
     assert_eq!(opened, 1);
+}
+
+/// A backend whose one call goes on for as long as the test likes, and whose stream can be resumed. It counts how often
+/// the call was begun and resumed.
+struct Resumable {
+    backend: Backend,
+    /// Lets the call end.
+    ends: Arc<Notify>,
+    resumed_after: Arc<Mutex<Vec<String>>>,
+}
+
+impl Resumable {
+    async fn start() -> Self {
+        let (ends, resumed_after) = (Arc::new(Notify::new()), Arc::<Mutex<Vec<String>>>::default());
+        let (over, resumed) = (ends.clone(), resumed_after.clone());
+        let last_call = Arc::new(Mutex::new(Value::Null));
+        let backend = Backend::start(move |request| {
+            let (over, resumed, call) = (over.clone(), resumed.clone(), last_call.clone());
+            async move {
+                let after = request.header("last-event-id").to_owned();
+                let progress = |n: u64| {
+                    let token = call.lock().unwrap()["params"]["_meta"]["progressToken"].clone();
+                    let params = json!({ "progressToken": token, "progress": n });
+                    json!({ "jsonrpc": "2.0", "method": "notifications/progress", "params": params })
+                };
+                match request.rpc() {
+                    "tools/call" => {
+                        *call.lock().unwrap() = request.body.clone();
+                        let (reply, stream) = Reply::stream();
+                        stream.raw("id: e0\ndata:\n\n").await;
+                        stream.event_with_id("e1", &progress(1)).await;
+                        TaskTracker::new().spawn(async move { stream.gone().await });
+                        reply
+                    }
+                    "GET" if !after.is_empty() => {
+                        resumed.lock().unwrap().push(after);
+                        let (reply, stream) = Reply::stream();
+                        stream.event_with_id("e2", &progress(2)).await;
+                        let id = call.lock().unwrap()["id"].clone();
+                        TaskTracker::new().spawn(async move {
+                            over.notified().await;
+                            let result = text_result("at last");
+                            stream
+                                .event_with_id("e3", &json!({ "jsonrpc": "2.0", "id": id, "result": result }))
+                                .await;
+                        });
+                        reply
+                    }
+                    _ => legacy(&request, "s1"),
+                }
+            }
+        })
+        .await;
+        Self { backend, ends, resumed_after }
+    }
+}
+
+#[tokio::test]
+async fn a_call_whose_backend_can_resume_goes_on_at_another_instance_when_its_own_was_killed() {
+    for kills in [1, 2] {
+        let resumable = Resumable::start().await;
+        let setup = Gateway::setup().url("b", &resumable.backend.url(), "legacy");
+        let mut fleet = Fleet::start(3, setup).await;
+        let session = fleet.session(0, "2025-11-25", json!({})).await;
+        let params = json!({ "name": "slow", "arguments": {}, "_meta": { "progressToken": "mine" } });
+        let mut stream = session.request("tools/call", params).await;
+        let (mut id, first) = stream.message_event().await;
+        assert_eq!(first["params"]["progressToken"], "mine");
+        for _ in 0..kills {
+            // It has been said where the call stands: then nothing of that is in memory only.
+            eventually(PATIENCE, async || {
+                let keys: Vec<String> = fleet.redis.run(&["KEYS", "*:session"]).await;
+                let fields: Vec<String> = fleet.redis.run(&["HKEYS", &keys[0]]).await;
+                fields.iter().any(|field| field.starts_with("call:b:"))
+            })
+            .await;
+            let instance = id.as_deref().unwrap().split('.').next().unwrap().to_owned();
+            fleet.kill(0).await;
+            let there = fleet.at(0, &session);
+            eventually(PATIENCE, async || {
+                let exists: bool =
+                    fleet.redis.run(&["EXISTS", &format!("drawbridge:1:{{{instance}}}:presence")]).await;
+                !exists
+            })
+            .await;
+            stream = there.get(id.as_deref()).await;
+            let (next, again) = stream.message_event().await;
+            assert_eq!(again["params"]["progressToken"], "mine", "{again}");
+            id = next;
+        }
+        resumable.ends.notify_waiters();
+        let answer = stream.answer().await;
+        assert_eq!(text(&answer), "at last", "{answer}");
+        assert_eq!(answer["id"], json!(session.last.load(std::sync::atomic::Ordering::Relaxed)));
+        assert_eq!(resumable.backend.count("tools/call"), 1, "it is not run again");
+        let resumed = resumable.resumed_after.lock().unwrap().clone();
+        assert_eq!(resumed.len(), kills, "{resumed:?}");
+        assert_eq!(resumed[0], "e0", "what was not known to be passed on comes again");
+    }
 }

@@ -1,8 +1,10 @@
 //! `subscriptions/listen`.
 
 use std::collections::HashSet;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use drawbridge_testkit::backend::{Backend, Reply as Stub, modern as scripted};
 use drawbridge_testkit::client::Reply;
 use drawbridge_testkit::gateway::{DemoBackend, Gateway};
 use serde_json::{Value, json};
@@ -10,6 +12,7 @@ use serde_json::{Value, json};
 use super::in_front_of_demo;
 
 const SUBSCRIPTION: &str = "io.modelcontextprotocol/subscriptionId";
+const CHANGED: &str = "notifications/tools/list_changed";
 const ACK: &str = "notifications/subscriptions/acknowledged";
 
 /// Opens a listen with this request id.
@@ -124,4 +127,38 @@ async fn listens_count_as_streams() {
     assert_eq!(refused.status(), 503);
     assert!(refused.header("retry-after").is_some());
     assert_eq!(refused.json().await["error"]["data"]["code"], "busy");
+}
+
+#[tokio::test]
+async fn a_listen_whose_backend_lost_its_stream_goes_on_and_says_that_all_may_have_changed() {
+    let streams = Arc::new(Mutex::new(Vec::new()));
+    let opened = streams.clone();
+    let backend = Backend::start(move |request| {
+        let opened = opened.clone();
+        async move {
+            if request.rpc() != "subscriptions/listen" {
+                return scripted(&request);
+            }
+            let (reply, stream) = Stub::stream();
+            let params = json!({ "notifications": request.body["params"]["notifications"],
+                                 "_meta": { SUBSCRIPTION: request.id() } });
+            stream.event(&json!({ "jsonrpc": "2.0", "method": ACK, "params": params })).await;
+            opened.lock().unwrap().push((request.id(), stream));
+            reply
+        }
+    })
+    .await;
+    let gateway = Gateway::setup().url("b", &backend.url(), "modern").start().await;
+    let mut stream = listen(&gateway, json!("L"), json!({ "toolsListChanged": true })).await;
+    assert_eq!(stream.message().await["method"], ACK);
+    for round in 1..=2 {
+        backend.cut_connections();
+        let missed = stream.message().await;
+        assert_eq!(missed["method"], CHANGED, "the acknowledgement comes once: {missed}");
+        assert_eq!(missed["params"]["_meta"][SUBSCRIPTION], "L");
+        let (id, upstream) = streams.lock().unwrap()[round].clone();
+        let params = json!({ "_meta": { SUBSCRIPTION: id } });
+        upstream.event(&json!({ "jsonrpc": "2.0", "method": CHANGED, "params": params })).await;
+        assert_eq!(stream.message().await["method"], CHANGED, "what comes from now on is heard");
+    }
 }

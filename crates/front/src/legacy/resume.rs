@@ -6,17 +6,20 @@ use std::sync::Arc;
 use std::task::Poll;
 
 use bytes::Bytes;
-use drawbridge_core::Fault;
+use drawbridge_core::backend::TakenUp;
 use drawbridge_core::event_log::{Page, StreamKey};
 use drawbridge_core::fleet::Channel;
+use drawbridge_core::metrics::Era;
 use drawbridge_core::state::InstanceId;
-use drawbridge_wire::{Id, Payload, sse};
+use drawbridge_core::{Conversing as _, Fault};
+use drawbridge_wire::{Id, Message, Payload, sse};
 use futures_util::{Stream, StreamExt as _};
 
-use super::calls::event_id;
+use super::calls::{CallMessages, Held, Log, Running, event_id, stream_of};
 use super::fleet::{self, Elsewhere, Step};
-use super::session::{STANDALONE, Session};
+use super::session::{STANDALONE, Session, Transport};
 use crate::Inner;
+use crate::record::Record;
 use crate::stream::Source;
 
 /// A place in a stream, as an event id names it.
@@ -81,7 +84,7 @@ pub(super) async fn from(inner: &Arc<Inner>, session: &Arc<Session>, place: &Pla
         Elsewhere::Left(page) if place.stream == STANDALONE => {
             Ok(standalone(inner, session, replay(place, page)).await)
         }
-        Elsewhere::Left(page) => Ok(remains(session, place, page)),
+        Elsewhere::Left(page) => Ok(remains(inner, session, place, page).await),
     }
 }
 
@@ -101,8 +104,9 @@ async fn told(mut channel: Channel, place: &Place) -> Replay {
     replay
 }
 
-/// What an instance that is gone left of a call's stream; if that is not all, its end can't be known any more.
-fn remains(session: &Arc<Session>, place: &Place, page: Option<Page>) -> Source {
+/// What an instance that is gone left of a call's stream. If that is not all, the call goes on here where its backend
+/// allows that; where not, its end can't be known any more.
+async fn remains(inner: &Arc<Inner>, session: &Arc<Session>, place: &Place, page: Option<Page>) -> Source {
     let finished = page.as_ref().is_some_and(|page| page.finished);
     let mut events: VecDeque<Payload> = page
         .into_iter()
@@ -110,6 +114,12 @@ fn remains(session: &Arc<Session>, place: &Place, page: Option<Page>) -> Source 
         .filter(|(_, text)| !text.is_empty())
         .map(|(seq, text)| place.event(seq, text))
         .collect();
+    if !finished
+        && let Some(id) = &place.id
+        && let Some(rest) = taken_up(inner, session, id).await
+    {
+        return Box::pin(futures_util::stream::iter(events).chain(rest));
+    }
     if !finished && let Some(id) = &place.id {
         let backend = session.endpoint().backend_names();
         let detail = "the gateway's instance that had the call is gone".to_owned();
@@ -118,6 +128,24 @@ fn remains(session: &Arc<Session>, place: &Place, page: Option<Page>) -> Source 
         events.push_back(sse::encode(None, Payload::from(text)));
     }
     Box::pin(futures_util::stream::iter(events))
+}
+
+/// The rest of a call that an instance had that is gone, as a stream of this one.
+async fn taken_up(inner: &Arc<Inner>, session: &Arc<Session>, id: &Id) -> Option<Source> {
+    let bound = session.bound();
+    for index in 0..bound.endpoint.backends().len() {
+        let Some(TakenUp { method, events }) = bound.conversation(index).take_up(id).await else { continue };
+        let request = Message::request(id, &method, b"{}");
+        let mut record = Record::begin(&bound.endpoint, Era::Legacy, &request);
+        record.of_session(&session.key, session.client().version);
+        let messages = CallMessages::of(session, id.clone(), method, events, record);
+        let mut held = Held::new(Running::new(vec![messages]), inner.tasks.clone());
+        held.is(Transport::Stream);
+        let stream = held.first_serial()?;
+        held.log(Log::new(session, stream, Some(id)));
+        return Some(stream_of(held));
+    }
+    None
 }
 
 /// The rest of a call's stream, told by the instance that has it.
@@ -151,7 +179,8 @@ impl Told {
                 Some((Step::Unknown, _)) | None => {
                     self.channel = None;
                     let page = fleet::left(&self.inner, &self.session, &self.place).await;
-                    self.left = Some(remains(&self.session, &self.place, page.ok().flatten()));
+                    let page = page.ok().flatten();
+                    self.left = Some(remains(&self.inner, &self.session, &self.place, page).await);
                 }
             }
         }

@@ -2,6 +2,7 @@
 
 mod guards;
 mod shared_by_all;
+mod taken_up;
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -10,7 +11,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use drawbridge_core::backend::Unsolicited;
+use drawbridge_core::backend::{TakenUp, Unsolicited};
 use drawbridge_core::call::{AskKey, Call, Emitter, Event, Events, Reply, Shape, generate};
 use drawbridge_core::fault::Deadline;
 use drawbridge_core::fleet::Held;
@@ -369,7 +370,9 @@ impl HttpSession {
             Answer::Message(_, message) => self.answered(call, message, &id),
             Answer::Stream(stream) => {
                 emit.emit(Event::Begun).await;
-                let reply = self.follow(emit, *stream, &opened, &id).await;
+                let said = self.say_where_it_stands(call, &id);
+                let stream = stream.marked(said.as_ref().map(|said| &said.mark));
+                let reply = self.follow(emit, stream, &opened, &id).await;
                 reply.map(|reply| legacy::answered(call, reply))
             }
             Answer::Accepted => {
@@ -462,8 +465,7 @@ impl HttpSession {
                 Err(Fault::Unreachable { .. }) => continue,
                 Err(fault) => return Err(fault),
             };
-            let resumable = stream.resumption();
-            stream = EventStream::of(response, options).ok_or_else(lost)?.after(resumable);
+            stream = EventStream::of(response, options).ok_or_else(lost)?.going_on_from(stream);
         }
     }
 
@@ -698,6 +700,10 @@ impl Conversation for HttpSession {
     async fn notify(&self, notification: Message) {
         let Some(opened) = self.opened.lock().clone() else { return };
         self.deliver_to_backend(&opened, notification.bytes().clone()).await;
+    }
+
+    async fn take_up(self: Arc<Self>, id: &Id) -> Option<TakenUp> {
+        self.take_up_call(id).await
     }
 
     fn listen(self: Arc<Self>) {
