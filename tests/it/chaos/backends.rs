@@ -10,7 +10,7 @@ use std::time::Duration;
 use drawbridge_testkit::backend::{Backend, Reply, Request, Stream, text_result};
 use serde_json::{Value, json};
 use tempfile::TempDir;
-use tokio::sync::oneshot;
+use tokio::sync::{Notify, oneshot};
 use tokio_util::task::TaskTracker;
 
 /// How long a backend waits for an answer of its client.
@@ -37,9 +37,36 @@ struct State {
     listens: Mutex<Vec<(Value, Stream)>>,
     /// Who waits for the answer to an ask.
     waiting: Mutex<HashMap<String, oneshot::Sender<Value>>>,
+    /// What calls of streamable HTTP with sessions have said, by name: their streams can be resumed.
+    logs: Mutex<HashMap<String, Arc<Log>>>,
     running: AtomicUsize,
     last_session: AtomicUsize,
     tasks: TaskTracker,
+}
+
+/// The messages of a call, the last of which is its answer.
+#[derive(Debug, Default)]
+struct Log {
+    messages: Mutex<Vec<Value>>,
+    changed: Notify,
+}
+
+/// Where the messages of a call go.
+enum Out {
+    Stream(Stream),
+    Log(Arc<Log>),
+}
+
+impl Out {
+    async fn event(&self, message: &Value) {
+        match self {
+            Self::Stream(stream) => drop(stream.event(message).await),
+            Self::Log(log) => {
+                log.messages.lock().unwrap().push(message.clone());
+                log.changed.notify_waiters();
+            }
+        }
+    }
 }
 
 /// Counts a call while it is there, also when it is given up.
@@ -166,7 +193,7 @@ impl Work {
 
 impl State {
     /// Runs a call of the legacy era, whose messages go to `out`.
-    async fn run(&self, id: Value, work: Work, out: Stream) {
+    async fn run(&self, id: Value, work: Work, out: Out) {
         let _running = Running::new(&self.running);
         self.ledger.note(&work.call, 1);
         if !work.token.is_null() {
@@ -192,9 +219,33 @@ impl State {
     }
 
     /// Runs a call elsewhere.
-    fn spawn(self: &Arc<Self>, request: &Request, out: Stream) {
+    fn spawn(self: &Arc<Self>, request: &Request, out: Out) {
         let (state, id, work) = (self.clone(), request.id(), Work::of(request));
         self.tasks.spawn(async move { state.run(id, work, out).await });
+    }
+
+    /// A stream of what a call says, from a place in it on.
+    fn pump(&self, call: String, log: Arc<Log>, mut at: usize) -> Reply {
+        let (reply, stream) = Reply::stream();
+        self.tasks.spawn(async move {
+            let mut open = stream.raw(format!("id: {call}:{at}\ndata:\n\n")).await;
+            while open {
+                let changed = log.changed.notified();
+                let next = log.messages.lock().unwrap().get(at).cloned();
+                match next {
+                    Some(message) => {
+                        at += 1;
+                        open = stream.event_with_id(&format!("{call}:{at}"), &message).await
+                            && message["result"].is_null();
+                    }
+                    None => tokio::select! {
+                        () = changed => {}
+                        () = stream.gone() => return,
+                    },
+                }
+            }
+        });
+        reply
     }
 
     fn answered(&self, message: &Value) {
@@ -231,6 +282,14 @@ fn legacy(state: &Arc<State>, request: &Request) -> Reply {
         return Reply::error(request, 404, -32001, "Session not found");
     }
     match request.rpc() {
+        "GET" if !request.header("last-event-id").is_empty() => {
+            let (call, after) = request.header("last-event-id").split_once(':').unwrap();
+            let log = state.logs.lock().unwrap().get(call).cloned();
+            match log {
+                Some(log) => state.pump(call.to_owned(), log, after.parse().unwrap()),
+                None => Reply::status(404),
+            }
+        }
         "GET" => {
             let (reply, stream) = Reply::stream();
             state.sessions.lock().unwrap().entry(session).or_default().push(stream);
@@ -247,9 +306,11 @@ fn legacy(state: &Arc<State>, request: &Request) -> Reply {
                 state.ledger.note(&work.call, 1);
                 return Reply::result(request, work.result(None));
             }
-            let (reply, stream) = Reply::stream();
-            state.spawn(request, stream);
-            reply
+            let log = Arc::<Log>::default();
+            let (name, finished) = (work.call.clone(), log.clone());
+            state.logs.lock().unwrap().insert(name.clone(), log.clone());
+            state.spawn(request, Out::Log(finished));
+            state.pump(name, log, 0)
         }
         "answer" => {
             state.answered(&request.body);
@@ -282,7 +343,7 @@ async fn http_sse(state: Arc<State>, request: Request) -> Reply {
         "initialize" => hello(&request),
         "tools/list" => tools(),
         "tools/call" => {
-            state.spawn(&request, out);
+            state.spawn(&request, Out::Stream(out));
             return Reply::status(202);
         }
         "answer" => {
