@@ -279,6 +279,8 @@ impl Fault {
 
 impl From<crate::state::Unavailable> for Fault {
     fn from(unavailable: crate::state::Unavailable) -> Self {
-        Self::StateUnavailable { detail: unavailable.0 }
+        // Where it is and what it said is for the operator's log, not for clients.
+        tracing::debug!("shared state: {}", unavailable.0);
+        Self::StateUnavailable { detail: "it does not answer".to_owned() }
     }
 }

@@ -166,10 +166,12 @@ impl Legacy {
     /// Takes a session out.
     fn remove(&self, key: SessionKey) -> Option<Arc<Session>> {
         let Known { session, id } = self.by_key.lock().remove(&key)?;
+        // Here may be the last to keep it.
+        let session = session.upgrade();
         if let Some(id) = id {
             self.sessions.lock().remove(&id);
         }
-        session.upgrade()
+        session
     }
 
     /// The session on this instance with a key in hexadecimal form.

@@ -685,6 +685,18 @@ impl Resolving {
         Ok(inner.get_or_insert(found).clone())
     }
 
+    /// The conversation of this session that another instance has.
+    async fn left_by_others(&self) -> Option<Arc<dyn Conversation>> {
+        let backend = &self.backend;
+        let home = home_of(&backend.launcher.options, self.scope).filter(|_| backend.scopes.are_own())?;
+        if !home.is_elsewhere("pipe").await {
+            return None;
+        }
+        let (opener, like) = (backend.clone(), self.client.clone());
+        let opens: Opens = Arc::new(move || opener.launcher.new_pipe(Dialect::Legacy, like.clone(), None));
+        Some(Owned::new(&backend.keeper, home, opens))
+    }
+
     async fn run(&self, emit: &Emitter, call: Call) -> Result<Event, Fault> {
         let conversation = self.resolve().await?;
         let unknown = || self.backend.launcher.options.outcome_unknown("no answer");
@@ -728,7 +740,11 @@ impl Conversation for Resolving {
 
     async fn close(&self) {
         // A conversation that others share is not this one's to end.
-        if let Some(conversation) = self.known().filter(|_| matches!(self.scope, Scope::Session(_))) {
+        let known = match self.known() {
+            None => self.left_by_others().await,
+            known => known,
+        };
+        if let Some(conversation) = known.filter(|_| matches!(self.scope, Scope::Session(_))) {
             conversation.close().await;
         }
     }

@@ -100,6 +100,47 @@ async fn a_flushed_redis_costs_no_session() {
 }
 
 #[tokio::test]
+async fn a_redis_that_forgets_everything_ends_no_process_and_no_call_that_runs_where_it_came() {
+    let (mut fleet, _demo) = in_front_of_demo("stdio", "legacy").await;
+    let touch = async |session: &drawbridge_testkit::client::Session| {
+        session.tool("touch", json!({})).await["result"]["structuredContent"]["counter"].as_u64()
+    };
+    let session = fleet.session(0, "2025-11-25", json!({})).await;
+    assert_eq!(touch(&session).await, Some(1));
+    for (restarts, counter) in [(false, 2), (true, 3)] {
+        let slow = json!({ "name": "sleep", "arguments": { "ms": 4000 }, "_meta": { "progressToken": 1 } });
+        let mut call = session.request("tools/call", slow).await;
+        call.message().await;
+        if restarts {
+            fleet.redis.kill().await;
+            fleet.redis.restart().await;
+        } else {
+            fleet.redis.run::<String>(&["FLUSHALL"]).await;
+        }
+        assert_eq!(text(&call.answer().await), "slept 4000 ms");
+        assert_eq!(touch(&session).await, Some(counter), "it is the same process");
+    }
+}
+
+#[tokio::test]
+async fn while_redis_is_away_calls_of_a_process_that_is_here_do_not_wait_for_it() {
+    let (mut fleet, _demo) = in_front_of_demo("stdio", "legacy").await;
+    let session = fleet.session(0, "2025-11-25", json!({})).await;
+    assert!(echo(&session).await);
+    fleet.redis.kill().await;
+    // Until nobody can know any more that this instance lives.
+    let killed = Instant::now();
+    while killed.elapsed() < Duration::from_secs(4) {
+        assert!(echo(&session).await);
+    }
+    let begun = Instant::now();
+    for _ in 0..10 {
+        assert!(echo(&session).await);
+    }
+    assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+}
+
+#[tokio::test]
 async fn a_slow_redis_slows_down_no_call_of_a_warm_session() {
     let demo = DemoBackend::start().await;
     let redis = RedisServer::start().await;

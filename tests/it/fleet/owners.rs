@@ -76,3 +76,25 @@ async fn r036_a_message_that_comes_to_another_instance_than_has_the_sse_stream_r
     drop(stream);
     eventually(PATIENCE, async || post(2, request("b", "tools/call", echo.clone())).await == 404).await;
 }
+
+#[tokio::test]
+async fn deleting_a_session_where_it_was_never_used_ends_its_process() {
+    let (fleet, _demo) = in_front_of_demo("stdio", "legacy").await;
+    let processes = async |number: usize| {
+        let admin = drawbridge_testkit::client::Client::new(&fleet.gateways[number].admin);
+        let text = admin.get("/metrics", &[("accept", "text/plain")]).await.text().await;
+        let line = text.lines().find(|line| line.starts_with("drawbridge_backend_processes{"));
+        line.map_or(0, |line| line.rsplit(' ').next().unwrap().parse::<usize>().unwrap())
+    };
+    let mut sessions = Vec::new();
+    for _ in 0..3 {
+        let session = fleet.session(0, "2025-11-25", json!({})).await;
+        assert_eq!(touch(&fleet.at(1, &session)).await, Some(1));
+        sessions.push(session);
+    }
+    assert!(processes(1).await >= 3);
+    for session in &sessions {
+        assert_eq!(session.delete().await.status(), 204);
+    }
+    eventually(PATIENCE, async || processes(1).await <= 1).await;
+}

@@ -365,3 +365,29 @@ async fn a_call_whose_backend_can_resume_goes_on_at_another_instance_when_its_ow
         assert_eq!(resumed[0], "e0", "what was not known to be passed on comes again");
     }
 }
+
+#[tokio::test]
+async fn two_calls_of_one_session_at_two_instances_are_not_mixed_up_when_one_is_killed() {
+    let (mut fleet, _demo) = in_front_of_demo("http", "legacy").await;
+    let session = fleet.session(0, "2025-11-25", json!({})).await;
+    let other = fleet.at(1, &session);
+    let mut here = session.request("tools/call", slow(1500)).await;
+    let (id, _) = here.message_event().await;
+    let there = other.request("tools/call", slow(1600)).await;
+    // Both take long enough to be copied to where others find them.
+    assert_eq!(text(&here.answer().await), "slept 1500 ms");
+    assert_eq!(text(&there.answer().await), "slept 1600 ms");
+    fleet.kill(0).await;
+    let third = fleet.at(1, &session);
+    eventually(PATIENCE, async || {
+        let reply = third.get(id.as_deref()).await;
+        if !reply.is_stream() {
+            return false;
+        }
+        let all = reply.messages().await;
+        let last = all.last().cloned().unwrap_or_default();
+        assert!(last["error"].is_object() || text(&last) == "slept 1500 ms", "it is another call's: {last}");
+        last["result"].is_object()
+    })
+    .await;
+}

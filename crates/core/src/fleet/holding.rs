@@ -39,7 +39,7 @@ pub enum Ownership {
 pub struct Held {
     peers: Peers,
     name: String,
-    lease: Lease,
+    lease: Mutex<Lease>,
     lost: CancellationToken,
     /// Cancelled when it is dropped.
     ended: CancellationToken,
@@ -52,6 +52,26 @@ impl std::fmt::Debug for Held {
 }
 
 impl Held {
+    /// Makes it last longer. False if it is another instance's by now. One that Redis has forgotten is taken again: it was
+    /// nobody's meanwhile.
+    async fn renew(&self) -> Result<bool, Unavailable> {
+        let (leases, me) = (&self.peers.state().leases, self.peers.instance());
+        let lease = self.lease.lock().clone();
+        if leases.renew(&self.name, &lease, LEASE).await? {
+            return Ok(true);
+        }
+        let lease = leases.acquire(&self.name, me, LEASE).await?;
+        let is_mine = lease.owner == *me;
+        if is_mine {
+            *self.lease.lock() = lease;
+            if self.lost.is_cancelled() {
+                // Given back meanwhile.
+                self.release();
+            }
+        }
+        Ok(is_mine)
+    }
+
     /// Cancelled when another instance has it now, or may have it.
     pub fn lost(&self) -> &CancellationToken {
         &self.lost
@@ -66,7 +86,7 @@ impl Held {
     }
 
     fn release(&self) {
-        let (peers, name, lease) = (self.peers.clone(), self.name.clone(), self.lease.clone());
+        let (peers, name, lease) = (self.peers.clone(), self.name.clone(), self.lease.lock().clone());
         self.peers.tasks().spawn("release", async move {
             // Who needs it finds out that nobody has it, or waits for its end.
             let _ = peers.state().leases.release(&name, &lease).await;
@@ -101,10 +121,9 @@ impl Holdings {
 
     /// Renews all; what is another's by now is lost. There may be a lease for each client that listens, and whoever
     /// renews says nothing else meanwhile: one after another they would take so long that it is believed to be dead.
-    pub(super) async fn renew(&self, peers: &Peers) {
+    pub(super) async fn renew(&self) {
         let renewals = stream::iter(self.all()).for_each_concurrent(RENEWALS_AT_ONCE, |held| async move {
-            let renewed = peers.state().leases.renew(&held.name, &held.lease, LEASE).await;
-            if let Ok(false) = renewed {
+            if let Ok(false) = held.renew().await {
                 tracing::warn!(lease = held.name, "another instance has taken over");
                 held.lost.cancel();
                 self.0.lock().remove(&held.name);
@@ -143,7 +162,7 @@ impl Peers {
         let held = Arc::new(Held {
             peers: self.clone(),
             name: name.to_owned(),
-            lease,
+            lease: Mutex::new(lease),
             lost: CancellationToken::new(),
             ended: CancellationToken::new(),
         });
@@ -204,7 +223,7 @@ mod tests {
             held.push(peers.own(&number.to_string()).await.unwrap());
         }
         let begun = Instant::now();
-        peers.holdings().renew(&peers).await;
+        peers.holdings().renew().await;
         assert!(begun.elapsed() < LIFE / 10, "{:?}", begun.elapsed());
     }
 
@@ -226,11 +245,11 @@ mod tests {
             panic!()
         };
         assert!(!held.lost().is_cancelled());
-        one.holdings().renew(&one).await;
+        one.holdings().renew().await;
         assert!(held.lost().is_cancelled(), "it was silent for too long, and looks before it goes on");
         // Giving back what was lost must not take it from the new owner.
         drop(held);
-        other.holdings().renew(&other).await;
+        other.holdings().renew().await;
         assert!(!theirs.lost().is_cancelled());
         drop(theirs);
         one.state().bus.announce(Duration::from_secs(60)).await.unwrap();

@@ -26,6 +26,8 @@ const ANNOUNCE_EVERY: Duration = Duration::from_millis(600);
 const LOOK_EVERY: Duration = Duration::from_millis(300);
 /// A bus that is away for longer than this has lost what was on its way.
 const AWAY: Duration = Duration::from_secs(5);
+/// How long it is believed to be away that was found to be so: until it is looked at again.
+const AWAY_KNOWN: Duration = Duration::from_secs(3);
 /// How long an instance tries to say that a channel has ended, to a peer that lives.
 const SAY_TIME: Duration = Duration::from_secs(60);
 /// How long whoever owns something waits to hear that it still does.
@@ -34,6 +36,8 @@ const CONFIRM_TIME: Duration = Duration::from_secs(2);
 const WINDOW: u32 = 256;
 /// After so many frames the sender hears how many were taken.
 const CREDIT_STEP: u32 = 64;
+/// Bytes on their way to the bus at once: what an instance says of itself must not wait behind the results of its calls.
+const MAX_SENDING: u32 = 4 << 20;
 /// What comes of other releases of the gateway is left alone.
 const VERSION: u8 = 1;
 
@@ -129,6 +133,10 @@ struct Inner {
     numbers: AtomicU64,
     /// When this instance was last known to live, by itself and others.
     alive_at: Mutex<Option<Instant>>,
+    /// Bytes that may still be handed to the bus.
+    sending: Semaphore,
+    /// When it last could not say so.
+    away_at: Mutex<Option<Instant>>,
     /// Rung when this instance is known to live.
     alive: Notify,
 }
@@ -155,6 +163,8 @@ impl Peers {
             ends: Mutex::default(),
             numbers: AtomicU64::new(1),
             alive_at: Mutex::new(None),
+            sending: Semaphore::new(MAX_SENDING as usize),
+            away_at: Mutex::new(None),
             alive: Notify::new(),
         }))
     }
@@ -204,8 +214,13 @@ impl Peers {
         !self.0.state.is_fleet || self.0.alive_at.lock().is_some()
     }
 
-    /// Waits until that is so, but not for long: where the bus is away, nobody can take anything over.
+    /// Waits until that is so, but not for long: where the bus is away, nobody can take anything over. Where it was
+    /// found away just now, there is nothing to wait for; an instance that was paused has not looked yet.
     pub async fn confirm(&self) {
+        let found_away = self.0.away_at.lock().is_some_and(|at| at.elapsed() < AWAY_KNOWN);
+        if found_away {
+            return;
+        }
         let confirmed = async {
             loop {
                 let rung = self.0.alive.notified();
@@ -276,16 +291,18 @@ impl Peers {
             match inner.state.bus.announce(LIFE).await {
                 Ok(known) => {
                     if known_before && !known {
-                        self.lapsed("other instances took this one for dead").await;
+                        self.lapsed("Redis has forgotten this instance, or others took it for dead").await;
                     } else if renewed.elapsed() >= RENEW_EVERY {
-                        inner.holdings.renew(self).await;
+                        inner.holdings.renew().await;
                         renewed = Instant::now();
                     }
                     (known_before, away_since) = (true, None);
                     *inner.alive_at.lock() = Some(asked);
+                    *inner.away_at.lock() = None;
                     inner.alive.notify_waiters();
                 }
                 Err(e) => {
+                    *inner.away_at.lock() = Some(Instant::now());
                     let since = *away_since.get_or_insert(asked);
                     if since.elapsed() >= AWAY && !inner.ends.lock().is_empty() {
                         self.close_all(&e.to_string());
@@ -299,7 +316,7 @@ impl Peers {
     async fn lapsed(&self, why: &str) {
         tracing::warn!("{why}: it looks at what it owned before it goes on");
         self.close_all(why);
-        self.0.holdings.renew(self).await;
+        self.0.holdings.renew().await;
     }
 
     fn close_all(&self, why: &str) {
@@ -451,7 +468,10 @@ struct Route {
 impl Route {
     async fn send(&self, kind: Kind, seq: u32, body: Bytes) -> Result<(), NotSent> {
         let frame = Frame { kind, key: self.key.clone(), seq, body }.write();
-        self.peers.0.state.bus.send(&self.peer, frame).await
+        let inner = &self.peers.0;
+        let share = u32::try_from(frame.len()).unwrap_or(u32::MAX).min(MAX_SENDING);
+        let _sending = inner.sending.acquire_many(share).await;
+        inner.state.bus.send(&self.peer, frame).await
     }
 
     /// Sends it again while the bus can't be reached, until `patience` is over. The other end knows a frame that comes

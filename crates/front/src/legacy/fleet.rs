@@ -82,8 +82,11 @@ enum Word {
     Standalone { session: String, instance: String },
 }
 
-fn unreachable(error: &NotSent) -> Fault {
-    Fault::StateUnavailable { detail: error.to_string() }
+fn unreachable(error: NotSent) -> Fault {
+    match error {
+        NotSent::Gone(instance) => Fault::StateUnavailable { detail: format!("instance {instance} is gone") },
+        NotSent::Unavailable(unavailable) => unavailable.into(),
+    }
 }
 
 /// Passes the answer to an ask of another instance on. Nobody waits at an instance that is gone.
@@ -97,7 +100,7 @@ pub(super) async fn pass_answer(
     let body = frame(&AnswerFrame { session: session.key.to_string(), ask: ask.0 }, answer.bytes());
     match inner.peers.request(to, ANSWER, body, PEER_TIME).await {
         Ok(_) | Err(NotSent::Gone(_)) => Ok(()),
-        Err(error) => Err(Refusal::unavailable(&unreachable(&error))),
+        Err(error) => Err(Refusal::unavailable(&unreachable(error))),
     }
 }
 
@@ -124,7 +127,9 @@ pub(super) async fn pass_post(
         Err(NotSent::Gone(_)) => Err(not_found()),
         // It may have come there all the same, so nobody should be told that trying again is safe.
         Err(NotSent::Unavailable(e)) => {
-            let fault = Fault::OutcomeUnknown { backend: endpoint.backend_names(), detail: e.to_string() };
+            tracing::debug!("a message may have come to instance {to}: {e}");
+            let detail = "whether it came to the instance that has the connection is not known".to_owned();
+            let fault = Fault::OutcomeUnknown { backend: endpoint.backend_names(), detail };
             Err(Refusal::fault(None, &fault))
         }
     }
@@ -259,9 +264,8 @@ async fn answer(inner: &Inner, opening: &Bytes, channel: &Channel) {
 }
 
 /// Gives a stream of this instance to another one, to which its client has come.
-async fn resume(inner: &Inner, opening: &Bytes, channel: Channel) {
+async fn resume(inner: &Inner, opening: &Bytes, mut channel: Channel) {
     let Some((place, _)) = unframe::<PlaceFrame>(opening) else { return };
-    let send = async |step: Step, text: &[u8]| channel.send(frame(&step, text)).await.is_ok();
     let Some(session) = SessionKey::parse(&place.session) else { return };
     let key = StreamKey { session, stream: place.stream };
     let here = inner.legacy.by_key(&place.session);
@@ -272,21 +276,25 @@ async fn resume(inner: &Inner, opening: &Bytes, channel: Channel) {
     let mut seq = place.seq;
     loop {
         let Some(page) = events.read_after(key, seq) else {
-            send(Step::Unknown, b"").await;
+            let _ = channel.send(frame(&Step::Unknown, b"")).await;
             return;
         };
         for (number, text) in page.events.iter().filter(|(_, text)| !text.is_empty()) {
-            if !send(Step::Event(*number), text).await {
+            if channel.send(frame(&Step::Event(*number), text)).await.is_err() {
                 return;
             }
         }
         seq = page.events.last().map_or(seq, |(number, _)| *number);
         // What comes on the standalone stream from now on comes to the other instance.
         if page.finished || place.stream == STANDALONE {
-            send(Step::Finished, b"").await;
+            let _ = channel.send(frame(&Step::Finished, b"")).await;
             return;
         }
-        events.changed(key, seq).await;
+        tokio::select! {
+            () = events.changed(key, seq) => {}
+            // The client has gone, or come back elsewhere: nothing is ever sent the other way.
+            _ = channel.receive() => return,
+        }
     }
 }
 
@@ -320,7 +328,7 @@ pub(super) async fn take_up(inner: &Inner, session: &Session, place: &Place) -> 
     match inner.peers.reach(&place.instance, RESUME, frame(&asked, b"")).await {
         Ok(channel) => Ok(Elsewhere::Told(channel)),
         Err(NotSent::Gone(_)) => Ok(Elsewhere::Left(left(inner, session, place).await?)),
-        Err(error) => Err(unreachable(&error)),
+        Err(error) => Err(unreachable(error)),
     }
 }
 

@@ -1,8 +1,8 @@
 //! What an instance keeps for a session: everything here can be lost without ending the session.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -262,9 +262,11 @@ impl Session {
         }
     }
 
-    /// Enters a call. Serial numbers are unique in the process, so they can name its stream too.
+    /// Enters a call. Serial numbers are unique among all instances, and all runs of each, so they can name its stream too:
+    /// copies of streams of one session are found by them.
     pub(super) fn begin(&self, id: Id) -> Arc<InFlight> {
-        static NEXT: AtomicU64 = AtomicU64::new(STANDALONE + 1);
+        static NEXT: LazyLock<AtomicU64> =
+            LazyLock::new(|| AtomicU64::new((u64::from(rand::random::<u32>() | 1) << 31) + STANDALONE));
         let call = Arc::new(InFlight {
             serial: NEXT.fetch_add(1, Ordering::Relaxed),
             id,

@@ -421,7 +421,9 @@ impl Owned {
             Err(NotSent::Gone(_)) => return None,
             // It may be there all the same: only the answer may have been lost.
             Err(NotSent::Unavailable(e)) => {
-                return Some(Err(self.keeper.options.outcome_unknown(e.to_string())));
+                tracing::debug!("a call may have come to instance {owner}: {e}");
+                let why = "whether it came to the instance that has the backend is not known";
+                return Some(Err(self.keeper.options.outcome_unknown(why)));
             }
         };
         let why = format!("the gateway's instance {owner} that had it is gone");
