@@ -32,7 +32,7 @@ pub(crate) enum Feed {
 }
 
 /// An entry: its id and its fields.
-pub(crate) type Entry = (String, Vec<(String, Vec<u8>)>);
+pub(crate) type Entry = (String, Vec<(Vec<u8>, Vec<u8>)>);
 
 /// Why reading ended.
 #[derive(Debug, thiserror::Error)]

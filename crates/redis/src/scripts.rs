@@ -235,7 +235,8 @@ scripts! {
         local before = newest and newest[1] or '0-0'
         redis.call('XADD', KEYS[1], 'MAXLEN', '~', ARGV[3], '*', 'k', ARGV[1], 'u', ends, 'p', before)
         for _, entry in ipairs(redis.call('XRANGE', KEYS[1], '-', '+', 'COUNT', 16)) do
-            if tonumber(entry[2][4]) > now then
+            local ends = tonumber(entry[2][4])
+            if ends and ends > now then
                 redis.call('XTRIM', KEYS[1], 'MINID', entry[1])
                 break
             end

@@ -263,3 +263,34 @@ async fn two_gateways_share_one_redis_under_two_prefixes() {
     let keys: Vec<String> = redis.run(&["KEYS", "*"]).await;
     assert!(keys.iter().all(|key| key.starts_with("one:1:") || key.starts_with("other:1:")), "{keys:?}");
 }
+
+#[tokio::test]
+async fn junk_in_what_instances_read_from_redis_stops_none_of_them() {
+    let (fleet, _demo) = in_front_of_demo("stdio", "legacy").await;
+    let session = fleet.session(0, "2025-11-25", json!({})).await;
+    assert!(echo(&session).await);
+    let address = format!("redis://127.0.0.1:{}", fleet.redis.port());
+    let mut connection =
+        redis::Client::open(address).unwrap().get_multiplexed_async_connection().await.unwrap();
+    let presences: Vec<String> = fleet.redis.run(&["KEYS", "*:presence"]).await;
+    let mut streams: Vec<String> = presences.iter().map(|key| key.replace(":presence", ":inbox")).collect();
+    streams.push("drawbridge:1:revocations".to_owned());
+    for stream in &streams {
+        for (field, value) in [(&b"\xff\xfe"[..], &b"v"[..]), (b"m", b"\xff"), (b"k", b"short"), (b"", b"")] {
+            let mut add = redis::cmd("XADD");
+            add.arg(stream).arg("*").arg(field).arg(value);
+            add.query_async::<String>(&mut connection).await.unwrap();
+        }
+    }
+    let there = fleet.at(1, &session);
+    eventually(PATIENCE, async || echo(&there).await).await;
+    let ended = fleet.session(0, "2025-11-25", json!({})).await;
+    assert!(echo(&fleet.at(1, &ended)).await);
+    assert_eq!(ended.delete().await.status(), 204);
+    for number in [1, 2] {
+        eventually(PATIENCE, async || {
+            fleet.at(number, &ended).request("tools/list", json!({})).await.status() == 404
+        })
+        .await;
+    }
+}

@@ -189,9 +189,10 @@ struct Revoked<'a> {
     before: &'a [u8],
 }
 
-fn parse(fields: &[(String, Vec<u8>)]) -> Option<Revoked<'_>> {
-    let field =
-        |name: &str| fields.iter().find(|(field, _)| field == name).map(|(_, value)| value.as_slice());
+fn parse(fields: &[(Vec<u8>, Vec<u8>)]) -> Option<Revoked<'_>> {
+    let field = |name: &str| {
+        fields.iter().find(|(field, _)| field == name.as_bytes()).map(|(_, value)| value.as_slice())
+    };
     let session = SessionKey(field("k")?.try_into().ok()?);
     let ends = std::str::from_utf8(field("u")?).ok()?.parse().ok()?;
     Some(Revoked { session, ends, before: field("p")? })
