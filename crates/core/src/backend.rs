@@ -129,7 +129,7 @@ pub trait Unsolicited: Send + Sync {
     /// Takes one event. Must not block; what can't be kept is dropped, and a dropped ask counts as refused.
     fn deliver(&self, event: Event);
 
-    /// Whether several clients have the conversation in common, so that what is meant for one must not reach another.
+    /// Whether several principals have the conversation in common, so that what is meant for one must not reach another.
     fn is_shared(&self) -> bool {
         false
     }

@@ -19,6 +19,11 @@ use crate::standing::{Standing, StandingConversation};
 /// Makes a session that was not opened yet, for the client that is to have it; other instances find it at its home.
 pub(crate) type Make = Arc<dyn Fn(&Arc<Client>, Option<Home>) -> Arc<dyn LegacyConversation> + Send + Sync>;
 
+/// Whose a session is that all share.
+pub(crate) fn everybody() -> Principal {
+    Principal::named("everybody")
+}
+
 /// The sessions of a backend that are not one client's own.
 pub(crate) struct Scopes {
     scope: SessionScope,
@@ -79,7 +84,7 @@ impl Scopes {
         if self.scope != SessionScope::Shared {
             return client.clone();
         }
-        Arc::new(Client { principal: Principal::named("everybody"), ..(**client).clone() })
+        Arc::new(Client { principal: everybody(), ..(**client).clone() })
     }
 
     /// Lets go of a session that is of no use any more.

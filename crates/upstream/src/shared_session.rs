@@ -7,10 +7,11 @@ use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use crate::scopes::everybody;
 use async_trait::async_trait;
 use drawbridge_core::backend::Unsolicited;
 use drawbridge_core::call::{Call, Emitter, Event, Events, generate};
-use drawbridge_core::{Client, Conversation, Fault, Tasks};
+use drawbridge_core::{Client, Conversation, Fault, Principal, Tasks};
 use drawbridge_wire::message::Field;
 use drawbridge_wire::{Id, Message, json, method};
 use futures_util::StreamExt as _;
@@ -47,16 +48,21 @@ pub(crate) struct SharedSession {
 }
 
 /// Takes what the session tells unasked.
-struct Ear(Arc<Listeners>, Arc<SessionTasks>);
+struct Ear {
+    listeners: Arc<Listeners>,
+    tasks: Arc<SessionTasks>,
+    /// Whose session it is.
+    principal: Principal,
+}
 
 impl Unsolicited for Ear {
     fn deliver(&self, event: Event) {
         match event {
             Event::Notify(message) => {
                 if message.method() == method::TOOLS_LIST_CHANGED {
-                    self.1.forget_tools();
+                    self.tasks.forget_tools();
                 }
-                self.0.tell(&message);
+                self.listeners.tell(&message);
             }
             // No call is known to have caused it, and nobody listens for asks.
             Event::Asks(round) => legacy::refuse_round(*round),
@@ -65,7 +71,7 @@ impl Unsolicited for Ear {
     }
 
     fn is_shared(&self) -> bool {
-        true
+        self.principal == everybody()
     }
 }
 
@@ -73,7 +79,11 @@ impl SharedSession {
     pub(crate) fn new(session: Arc<dyn LegacyConversation>, client: Arc<Client>, tasks: Tasks) -> Arc<Self> {
         let listeners = Arc::<Listeners>::default();
         let session_tasks = SessionTasks::new(session.clone(), tasks.clone());
-        let ear = Arc::new(Ear(listeners.clone(), session_tasks.clone()));
+        let ear = Arc::new(Ear {
+            listeners: listeners.clone(),
+            tasks: session_tasks.clone(),
+            principal: client.principal.clone(),
+        });
         let sink: Weak<dyn Unsolicited> = Arc::downgrade(&(ear.clone() as Arc<dyn Unsolicited>));
         session.attach(sink);
         Arc::new(Self {

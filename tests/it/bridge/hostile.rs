@@ -472,12 +472,15 @@ async fn ids_of_tasks_are_passed_on_whatever_they_are() {
 }
 
 #[tokio::test]
-async fn what_a_call_that_was_given_up_asks_does_not_reach_another_client() {
+async fn what_a_call_that_was_given_up_asks_does_not_reach_another_principal() {
     // It goes on with calls that were cancelled, and asks because of them.
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/it/chaos/process.py");
     let dir = tempfile::TempDir::new().unwrap();
     let ledger = dir.path().join("ledger");
-    let settings = format!("{{ command: python3, args: [{script}, {}], era: legacy }}", ledger.display());
+    let settings = format!(
+        "{{ command: python3, args: [{script}, {}], era: legacy, session_scope: shared }}",
+        ledger.display()
+    );
     let gateway = Gateway::setup().backend("b", &settings).start().await;
     let work = |call: &str, ms: u64, asks: bool| {
         json!({ "name": "work", "arguments": { "call": call, "ms": ms, "ask": asks },

@@ -29,7 +29,7 @@ use super::{Ears, Home, Said};
 use crate::changes::Filter;
 use crate::described::{LegacyConversation, Refused, Replaceable};
 use crate::legacy;
-use crate::options::Options;
+use crate::options::{Options, SessionScope};
 
 /// What is asked of an owner.
 #[derive(Serialize, Deserialize)]
@@ -76,6 +76,7 @@ struct Kept {
     /// That client's standalone stream is here.
     listening: AtomicBool,
     is_own: bool,
+    is_everybodys: bool,
     used: Mutex<Instant>,
     /// Cloned by each call while it runs.
     calls: Arc<()>,
@@ -95,7 +96,7 @@ impl Unsolicited for Kept {
     }
 
     fn is_shared(&self) -> bool {
-        !self.is_own
+        self.is_everybodys
     }
 }
 
@@ -194,6 +195,7 @@ impl Keeper {
             sink: Mutex::default(),
             listening: AtomicBool::new(false),
             is_own: home.is_own(),
+            is_everybodys: !home.is_own() && self.options.session_scope == SessionScope::Shared,
             used: Mutex::new(Instant::now()),
             calls: Arc::default(),
         });

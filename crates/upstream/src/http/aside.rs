@@ -45,7 +45,7 @@ impl RunningCalls {
     }
 
     /// Gives an ask to the call that it must be from: the only one, or the only one that waits for no answer. Returns it
-    /// if there is none. In a session that several clients share it may as well be from one that was given up.
+    /// if there is none. In a session that several principals share it may as well be from one that was given up.
     pub(super) fn ask(&self, round: Box<Round>, key: AskKey, is_shared: bool) -> Option<Box<Round>> {
         if is_shared && self.abandoned.are_there() {
             return Some(round);
