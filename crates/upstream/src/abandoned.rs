@@ -10,7 +10,8 @@ const NOTICE_TIME: Duration = Duration::from_secs(10);
 const MAX: usize = 256;
 
 /// Calls of a conversation that were cancelled and have no answer. While there are any, an ask that names no call may be
-/// theirs, so nobody can say that it is from the one that runs: where several principals share a session, another would be asked.
+/// theirs, so nobody can say that it is from the one that runs: where several principals share a session, another would
+/// be asked.
 #[derive(Debug, Default)]
 pub(crate) struct Abandoned(Mutex<Vec<(u64, Instant)>>);
 

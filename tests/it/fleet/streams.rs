@@ -391,3 +391,40 @@ async fn two_calls_of_one_session_at_two_instances_are_not_mixed_up_when_one_is_
     })
     .await;
 }
+
+#[tokio::test]
+async fn a_client_that_comes_back_many_times_for_a_call_of_a_killed_instance_takes_it_up_once() {
+    let resumable = Resumable::start().await;
+    let setup = Gateway::setup().url("b", &resumable.backend.url(), "legacy");
+    let mut fleet = Fleet::start(2, setup).await;
+    let session = fleet.session(0, "2025-11-25", json!({})).await;
+    let params = json!({ "name": "slow", "arguments": {}, "_meta": { "progressToken": "mine" } });
+    let mut stream = session.request("tools/call", params).await;
+    let (id, _) = stream.message_event().await;
+    eventually(PATIENCE, async || {
+        let keys: Vec<String> = fleet.redis.run(&["KEYS", "*:session"]).await;
+        let fields: Vec<String> = fleet.redis.run(&["HKEYS", &keys[0]]).await;
+        fields.iter().any(|field| field.starts_with("call:b:"))
+    })
+    .await;
+    fleet.kill(0).await;
+    let there = fleet.at(0, &session);
+    // Until the instance is known to be gone, nobody can say what became of the call.
+    let mut stream = there.get(id.as_deref()).await;
+    eventually(PATIENCE, async || {
+        if !stream.is_stream() {
+            stream = there.get(id.as_deref()).await;
+        }
+        stream.is_stream()
+    })
+    .await;
+    let (_, again) = stream.message_event().await;
+    assert_eq!(again["params"]["progressToken"], "mine", "{again}");
+    for _ in 0..5 {
+        stream = there.get(id.as_deref()).await;
+        assert_eq!(stream.message().await["params"]["progressToken"], "mine");
+    }
+    assert_eq!(resumable.resumed_after.lock().unwrap().len(), 1);
+    resumable.ends.notify_waiters();
+    assert_eq!(text(&stream.answer().await), "at last");
+}

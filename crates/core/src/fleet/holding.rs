@@ -52,7 +52,7 @@ impl std::fmt::Debug for Held {
 }
 
 impl Held {
-    /// Makes it last longer. False if it is another instance's by now. One that Redis has forgotten is taken again: it was
+    /// Makes it last longer. False if it is another instance's by now. One that shared state has forgotten is taken again: it was
     /// nobody's meanwhile.
     async fn renew(&self) -> Result<bool, Unavailable> {
         let (leases, me) = (&self.peers.state().leases, self.peers.instance());

@@ -291,7 +291,7 @@ impl Peers {
             match inner.state.bus.announce(LIFE).await {
                 Ok(known) => {
                     if known_before && !known {
-                        self.lapsed("Redis has forgotten this instance, or others took it for dead").await;
+                        self.lapsed("this instance was forgotten, or taken for dead").await;
                     } else if renewed.elapsed() >= RENEW_EVERY {
                         inner.holdings.renew().await;
                         renewed = Instant::now();
@@ -419,7 +419,7 @@ impl Peers {
         Ok(channel)
     }
 
-    /// The same where a peer that lives must not be taken for gone: Redis may have lost its presence, which then is back
+    /// The same where a peer that lives must not be taken for gone: the bus may have lost its presence, which then is back
     /// with its next announcement.
     ///
     /// # Errors

@@ -132,6 +132,11 @@ async fn remains(inner: &Arc<Inner>, session: &Arc<Session>, place: &Place, page
 
 /// The rest of a call that an instance had that is gone, as a stream of this one.
 async fn taken_up(inner: &Arc<Inner>, session: &Arc<Session>, id: &Id) -> Option<Source> {
+    if let Some(stream) = session.stream_of(id) {
+        // Its client was here before, and comes back with what it had from the instance that is gone.
+        let place = Place { instance: session.instance.clone(), stream, seq: 0, id: Some(id.clone()) };
+        return Some(call(session, place));
+    }
     let bound = session.bound();
     for index in 0..bound.endpoint.backends().len() {
         let Some(TakenUp { method, events }) = bound.conversation(index).take_up(id).await else { continue };

@@ -255,6 +255,13 @@ impl Session {
         }
     }
 
+    /// The stream of the call of the request `id`, if that runs here and has one.
+    pub(super) fn stream_of(&self, id: &Id) -> Option<u64> {
+        let state = self.state.lock();
+        let call = state.in_flight.iter().find(|call| call.id == *id)?;
+        Some(call.stream.load(Ordering::Acquire)).filter(|stream| *stream != STANDALONE)
+    }
+
     /// Leaves them to other instances.
     pub(super) async fn leave(&self) {
         for conversation in self.bound().take() {
