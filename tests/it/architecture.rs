@@ -23,15 +23,17 @@ fn dependencies(with_dev: bool) -> BTreeMap<String, BTreeSet<String>> {
 const DEVELOPMENT: [&str; 3] = ["drawbridge-testkit", "drawbridge-tests", "drawbridge-benches"];
 
 /// What each crate of the product may use of the others.
-const ALLOWED: [(&str, &[&str]); 8] = [
+const ALLOWED: [(&str, &[&str]); 10] = [
     ("drawbridge-wire", &[]),
     ("drawbridge-core", &["wire"]),
     ("drawbridge-demo", &["wire"]),
+    ("drawbridge-auth", &["core"]),
+    ("drawbridge-sql", &["auth"]),
     ("drawbridge-upstream", &["wire", "core"]),
     ("drawbridge-front", &["wire", "core"]),
     ("drawbridge-admin", &["wire", "core"]),
     ("drawbridge-redis", &["core"]),
-    ("drawbridge-app", &["wire", "core", "upstream", "front", "admin", "demo", "redis"]),
+    ("drawbridge-app", &["wire", "core", "upstream", "front", "admin", "demo", "redis", "auth", "sql"]),
 ];
 
 #[test]
@@ -67,13 +69,15 @@ fn test_crates_stay_out_of_the_product() {
 }
 
 /// Libraries that belong to some crates of the product only, and why.
-const CONFINED: [(&str, &[&str], &str); 10] = [
+const CONFINED: [(&str, &[&str], &str); 12] = [
     ("axum", &["front", "admin", "demo", "app"], "faces are the only servers"),
     ("hyper", &["front", "upstream", "app"], "HTTP is for faces and backends"),
     ("hyper-util", &["front", "upstream", "app"], "HTTP is for faces and backends"),
     ("hyper-rustls", &["upstream"], "only backends are connected to"),
     ("rustix", &["upstream"], "only backends are processes"),
     ("redis", &["redis"], "shared state has ports"),
+    ("sqlx", &["sql"], "records have a port"),
+    ("jsonwebtoken", &["auth"], "who may is found out in one place"),
     ("prometheus", &["admin"], "what is counted is named in one place"),
     ("opentelemetry-otlp", &["app"], "what is traced is named in one place"),
     ("clap", &["app"], "there is one command line"),

@@ -1,0 +1,1 @@
+//! Durable records in SQL: SQLite for one instance, PostgreSQL for several.
