@@ -66,10 +66,10 @@ pub struct ServeArgs {
     /// Redis for shared state: redis://, redis+sentinel:// or redis+cluster://, with rediss over TLS.
     #[arg(long, value_name = "URL", env = "DRAWBRIDGE_REDIS", hide_env_values = true, value_parser = secret)]
     pub redis: Option<Secret>,
-    /// Database for durable records; refused in this release.
+    /// Database for durable records: postgres://USER:PASSWORD@HOST/NAME or sqlite:FILE.
     #[arg(long, value_name = "URL", env = "DRAWBRIDGE_DATABASE", hide_env_values = true, value_parser = secret)]
     pub database: Option<Secret>,
-    /// How callers prove who they are; this release has `none`.
+    /// How callers prove who they are.
     #[arg(long, value_name = "MODE", env = "DRAWBRIDGE_AUTH")]
     pub auth: Option<AuthMode>,
     /// Name of this instance in the log.

@@ -31,11 +31,11 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 pub use self::model::{
-    Admin, Auth, Backend, BackendKind, Config, Drain, Endpoint, HttpBackend, Limits, Log, Otlp, Outbound,
-    Password, Proxy, Public, Redis, StdioBackend, Streams,
+    Admin, Auth, Backend, BackendKind, Config, Drain, Endpoint, HttpBackend, Limits, Log, Login, Otlp,
+    Outbound, Password, Proxy, Public, Redis, StdioBackend, Streams,
 };
 pub use self::problem::{Notice, Problem, Problems};
-pub use self::raw::{AuthMode, Era, LogFormat, OtlpProtocol, SessionScope, Transport};
+pub use self::raw::{AuthMode, Era, LogFormat, OtlpProtocol, RegistrationPolicy, SessionScope, Transport};
 pub use self::secret::{SealKey, Secret};
 
 use sha2::{Digest as _, Sha256};
@@ -241,8 +241,8 @@ impl Overrides {
             flags.insert("redis.url", "--redis (DRAWBRIDGE_REDIS)");
         }
         if let Some(url) = &self.database {
-            file.database = Some(raw::Database { _url: literal(url) });
-            flags.insert("database", "--database (DRAWBRIDGE_DATABASE)");
+            file.database = Some(raw::Database { url: literal(url) });
+            flags.insert("database.url", "--database (DRAWBRIDGE_DATABASE)");
         }
         if let Some(mode) = self.auth {
             file.auth.get_or_insert_default().mode = Some(mode);

@@ -7,19 +7,20 @@ use std::time::{Duration, Instant};
 use axum::Router;
 use drawbridge_admin::metrics::Exporter;
 use drawbridge_core::metrics::Metrics;
-use drawbridge_core::seal::SealKey;
+use drawbridge_core::seal::{KeyRing, SealKey};
 use drawbridge_core::{Tasks, worker};
 use drawbridge_upstream::process::GuardCommand;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
+use crate::access::Access;
 use crate::config::{self, Config, FileRead, Inputs};
 use crate::listener::{Workers, bind};
 use crate::reload::{self, Status};
 use crate::seal_key;
 use crate::shared_state::Store;
 use crate::telemetry::otlp;
-use crate::wiring::{Records, Wired, Work, collector_options, wire};
+use crate::wiring::{Doors, Records, Wired, Work, collector_options, wire};
 
 /// How often calls are looked for whose clients took too long to answer.
 const TICK: Duration = Duration::from_secs(1);
@@ -44,6 +45,7 @@ pub struct Gateway {
     traces: Tasks,
     wired: Arc<Wired>,
     store: Store,
+    access: Option<Arc<Access>>,
     workers: Option<(Arc<Workers>, JoinHandle<()>)>,
 }
 
@@ -54,7 +56,7 @@ impl Gateway {
     /// # Errors
     ///
     /// If an address is taken, the seal key can't be kept, or a part can't be made.
-    pub fn start(
+    pub async fn start(
         config: Config,
         files: &[FileRead],
         keys: Option<Vec<SealKey>>,
@@ -83,9 +85,17 @@ impl Gateway {
             otlp::start(otlp, &outbound, &traces)
         });
         let records = Records { metrics, tracer: tracer.transpose()? };
-        let wired = Arc::new(wire(&config, state, records, &keys, guard, cores + 1, &work)?);
-        let workers = Arc::new(Workers::start(cores, &wired.front, &work)?);
+        let ring = Arc::new(KeyRing::new(&keys)?);
         let gateway_public = public.local_addr()?;
+        let access = Access::open(&config, gateway_public, &state, &ring).await?;
+        let mut doors = Doors::default();
+        if let Some(access) = &access {
+            doors.gate = Some(access.gate());
+            doors.others = Some(access.router(&config, &ring, &doors.names));
+            access.tend(&work.fleet);
+        }
+        let wired = Arc::new(wire(&config, state, records, &ring, doors, guard, cores + 1, &work)?);
+        let workers = Arc::new(Workers::start(cores, &wired.front, &work)?);
         let accepting = {
             let (workers, tasks) = (workers.clone(), work.clients.clone());
             let listener = TcpListener::from_std(public)?;
@@ -101,6 +111,7 @@ impl Gateway {
             traces,
             wired,
             store,
+            access,
             workers: Some((workers, accepting)),
         };
         gateway.wired.metrics.configuration.is_applied();
@@ -136,12 +147,16 @@ impl Gateway {
     /// What keeps this instance from being sent requests: it has not met the others yet. Once it has, it goes on
     /// without them.
     fn reasons(&self) -> drawbridge_admin::Reasons {
-        let (store, wired) = (self.store.clone(), self.wired.clone());
+        let (store, wired, access) = (self.store.clone(), self.wired.clone(), self.access.clone());
         Arc::new(move || {
-            if wired.peers.has_announced() && wired.front.is_attending() {
-                return Vec::new();
+            let mut reasons = Vec::new();
+            if !(wired.peers.has_announced() && wired.front.is_attending()) {
+                let why =
+                    store.trouble().unwrap_or_else(|| "not known to the other instances yet".to_owned());
+                reasons.push(why);
             }
-            vec![store.trouble().unwrap_or_else(|| "not known to the other instances yet".to_owned())]
+            reasons.extend(access.as_ref().and_then(|access| access.trouble()));
+            reasons
         })
     }
 

@@ -4,8 +4,10 @@
 //! runs them on one runtime per core and ends them in order. [`live`] goes from one configuration to the next, [`reload`]
 //! says when. The binary only picks a subcommand.
 
+pub mod access;
 pub mod cli;
 pub mod config;
+mod fetch;
 pub mod gateway;
 pub mod listener;
 pub mod live;

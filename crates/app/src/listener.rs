@@ -7,6 +7,7 @@ use anyhow::Context as _;
 use axum::body::Body;
 use drawbridge_core::{Tasks, worker};
 use drawbridge_front::Front;
+use drawbridge_front::gate::PeerAddress;
 use http::Request;
 use hyper::body::Incoming;
 use hyper::service::service_fn;
@@ -203,7 +204,11 @@ async fn connection(server: auto::Builder<TokioExecutor>, stream: TcpStream, fro
         return;
     }
     let tasks_of_service = tasks.clone();
-    let service = service_fn(move |request: Request<Incoming>| {
+    let peer = stream.peer_addr().ok().map(|address| PeerAddress(address.ip()));
+    let service = service_fn(move |mut request: Request<Incoming>| {
+        if let Some(peer) = peer {
+            request.extensions_mut().insert(peer);
+        }
         let (front, leaving) = (front.clone(), tasks_of_service.is_leaving());
         // Boxed, so that a connection with an open stream does not keep room for a request's whole way.
         Box::pin(async move {
@@ -258,6 +263,8 @@ mod tests {
             metrics: Arc::default(),
             tracer: None,
             peers: Peers::alone(),
+            gate: None,
+            others: None,
         })
     }
 

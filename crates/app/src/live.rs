@@ -126,6 +126,7 @@ const LIVE: &[Key] = keys![
     "public.url" = public.url,
     "public.allowed_origins" = public.allowed_origins,
     "public.allowed_hosts" = public.allowed_hosts,
+    "public.trusted_proxies" = public.trusted_proxies,
     "log.format" = log.format,
     "log.level" = log.level,
     "limits.max_body_bytes" = limits.max_body_bytes,
@@ -157,10 +158,12 @@ const RESTART: &[Key] = keys![
     "public.listen" = public.listen,
     "admin.listen" = admin.listen,
     "admin.probes" = admin.probes,
+    "admin.bootstrap_token" = admin.bootstrap_token,
     "redis" = redis,
     "data_dir" = data_dir,
     "seal.keys" = seal_keys,
-    "auth.mode" = auth.mode,
+    "auth" = auth,
+    "database" = database,
     "tracing.otlp" = otlp,
     "limits.event_log_bytes" = limits.event_log_bytes,
     "limits.event_log_ttl" = limits.event_log_ttl,
@@ -196,6 +199,8 @@ impl Wired {
         };
         self.rounds.set_options(round_options(&config));
         self.means.cap.resize(config.limits.max_processes, &self.work.backends);
+        let named = endpoints.iter().filter_map(|endpoint| endpoint.name().map(ToString::to_string));
+        self.names.set(named.collect());
         self.front.apply(front_options(&config), endpoints.clone());
         telemetry::apply(&config.log);
         let is_shown = |name: &str| endpoints.iter().any(|endpoint| endpoint.display_name() == name);

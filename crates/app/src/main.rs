@@ -73,7 +73,7 @@ async fn serve(args: ServeArgs) -> anyhow::Result<()> {
     if config.backends.is_empty() {
         tracing::warn!("no backend is configured; name some in the configuration or with --mcp-servers");
     }
-    let gateway = Gateway::start(config, &files, None, &GuardCommand::default())?;
+    let gateway = Gateway::start(config, &files, None, &GuardCommand::default()).await?;
     gateway.follow(inputs, files);
     announce(&gateway);
     until_stopped(gateway).await
@@ -105,7 +105,7 @@ async fn until_stopped(gateway: Gateway) -> anyhow::Result<()> {
 }
 
 async fn quickstart(args: QuickstartArgs) -> anyhow::Result<()> {
-    let started = quickstart::start(&args)?;
+    let started = quickstart::start(&args).await?;
     announce(&started.gateway);
     say(&quickstart::settings(started.gateway.public));
     let stopped = until_stopped(started.gateway).await;

@@ -66,7 +66,7 @@ impl RunningDemo {
 /// # Errors
 ///
 /// If an address is taken.
-pub fn start(args: &QuickstartArgs) -> anyhow::Result<Started> {
+pub async fn start(args: &QuickstartArgs) -> anyhow::Result<Started> {
     let mut config = Config::default();
     config.log.level = "warn".to_owned();
     telemetry::apply(&config.log);
@@ -79,7 +79,8 @@ pub fn start(args: &QuickstartArgs) -> anyhow::Result<Started> {
     let demo = RunningDemo::start()?;
     let backend = Backend::new(BackendKind::Http(HttpBackend::new(demo.url.parse()?)));
     config.backends.insert("demo".to_owned(), backend);
-    let gateway = Gateway::start(config, &[], Some(vec![seal_key::ephemeral()]), &GuardCommand::default())?;
+    let gateway =
+        Gateway::start(config, &[], Some(vec![seal_key::ephemeral()]), &GuardCommand::default()).await?;
     Ok(Started { gateway, demo })
 }
 

@@ -4,13 +4,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, anyhow};
+use axum::Router;
 use drawbridge_core::event_log::EventRing;
 use drawbridge_core::fleet::Peers;
 use drawbridge_core::metrics::{Gauges, Metrics};
-use drawbridge_core::seal::{KeyRing, SealKey};
+use drawbridge_core::seal::KeyRing;
 use drawbridge_core::state::SharedState;
 use drawbridge_core::trace::Tracer;
 use drawbridge_core::{Backend, BackendName, RoundOptions, Rounds, Tasks};
+use drawbridge_front::gate::Gate;
 use drawbridge_front::options::FrontOptions;
 use drawbridge_front::{Front, Parts};
 use drawbridge_upstream::http::Target;
@@ -23,7 +25,8 @@ use drawbridge_upstream::{
 use http::{HeaderMap, HeaderName, HeaderValue};
 use parking_lot::Mutex;
 
-use crate::config::{self, BackendKind, Config, Era, Transport};
+use crate::access::EndpointNames;
+use crate::config::{self, AuthMode, BackendKind, Config, Era, Transport};
 use crate::live::Current;
 
 /// The parts of a gateway.
@@ -40,6 +43,8 @@ pub struct Wired {
     pub(crate) rounds: Arc<Rounds>,
     pub(crate) means: Means,
     pub(crate) work: Work,
+    /// The endpoints that there are.
+    pub(crate) names: EndpointNames,
     /// What the configuration has made of them.
     pub(crate) current: Mutex<Current>,
 }
@@ -70,6 +75,17 @@ pub struct Records {
     pub tracer: Option<Tracer>,
 }
 
+/// What stands before MCP.
+#[derive(Default)]
+pub struct Doors {
+    /// Asks callers who they are.
+    pub gate: Option<Gate>,
+    /// Answers what is no MCP.
+    pub others: Option<Router>,
+    /// Is told which endpoints there are.
+    pub names: EndpointNames,
+}
+
 /// Makes all parts. `guard` starts stdio backends, `workers` is the number of runtimes.
 ///
 /// # Errors
@@ -79,13 +95,14 @@ pub fn wire(
     config: &Config,
     state: SharedState,
     records: Records,
-    keys: &[SealKey],
+    keys: &Arc<KeyRing>,
+    doors: Doors,
     guard: &GuardCommand,
     workers: usize,
     work: &Work,
 ) -> anyhow::Result<Wired> {
     let Records { metrics, tracer } = records;
-    let keys = Arc::new(KeyRing::new(keys)?);
+    let keys = keys.clone();
     let peers = Peers::new(state, work.fleet.clone());
     let means = Means {
         guard: guard.clone(),
@@ -108,10 +125,13 @@ pub fn wire(
         peers: peers.clone(),
         metrics: metrics.clone(),
         tracer,
+        gate: doors.gate,
+        others: doors.others,
     });
     let current = Mutex::new(Current::before(config));
     let work = work.clone();
-    let wired = Wired { front, events, peers, metrics, keys, rounds, means, work, current };
+    let names = doors.names;
+    let wired = Wired { front, events, peers, metrics, keys, rounds, means, work, names, current };
     wired.apply(config)?;
     wired.peers.run();
     Ok(wired)
@@ -140,6 +160,8 @@ pub(crate) fn front_options(config: &Config) -> FrontOptions {
         allowed_hosts: config.public.allowed_hosts.clone(),
         public_url: config.public.url.clone(),
         on_loopback: config.public.listen.ip().is_loopback(),
+        loopback_origins: config.auth.mode != AuthMode::None,
+        trusted_proxies: config.public.trusted_proxies.clone(),
     }
 }
 

@@ -20,6 +20,9 @@ pub trait Revocations: Send + Sync {
     /// Whether it was revoked.
     fn is_revoked(&self, session: &SessionKey) -> bool;
 
+    /// Whether all that others have revoked up to a second ago is known here.
+    fn is_current(&self) -> bool;
+
     /// What is revoked from now on, here and elsewhere. Whoever is too slow may miss some, and should ask about all
     /// that it has.
     fn follow(&self) -> broadcast::Receiver<SessionKey>;
@@ -108,6 +111,10 @@ impl Revocations for MemoryRevocations {
 
     fn is_revoked(&self, session: &SessionKey) -> bool {
         self.entries.lock().until.contains_key(session)
+    }
+
+    fn is_current(&self) -> bool {
+        true
     }
 
     fn follow(&self) -> broadcast::Receiver<SessionKey> {

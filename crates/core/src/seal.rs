@@ -26,16 +26,40 @@ pub enum Purpose {
     Cursor,
     /// The `requestState` of a call that asks.
     RequestState,
+    /// A key that access tokens are signed with, in the records.
+    SigningKey,
+    /// An authorization request on its way through login and consent.
+    Authorization,
+    /// An authorization code.
+    Code,
+    /// Who has logged in with a browser.
+    Login,
+    /// An answer that is given again to whoever presents the same secret.
+    Replay,
 }
 
 impl Purpose {
-    const ALL: [Self; 3] = [Self::Session, Self::Cursor, Self::RequestState];
+    const ALL: [Self; 8] = [
+        Self::Session,
+        Self::Cursor,
+        Self::RequestState,
+        Self::SigningKey,
+        Self::Authorization,
+        Self::Code,
+        Self::Login,
+        Self::Replay,
+    ];
 
     fn label(self) -> &'static [u8] {
         match self {
             Self::Session => b"drawbridge v1 session",
             Self::Cursor => b"drawbridge v1 cursor",
             Self::RequestState => b"drawbridge v1 request state",
+            Self::SigningKey => b"drawbridge v1 signing key",
+            Self::Authorization => b"drawbridge v1 authorization",
+            Self::Code => b"drawbridge v1 code",
+            Self::Login => b"drawbridge v1 login",
+            Self::Replay => b"drawbridge v1 replay",
         }
     }
 }

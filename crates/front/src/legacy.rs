@@ -26,7 +26,7 @@ use drawbridge_core::fault::Bounded;
 use drawbridge_core::fleet::Peers;
 use drawbridge_core::revocation::Revocations;
 use drawbridge_core::seal::KeyRing;
-use drawbridge_core::{Endpoint, Fault, Tasks};
+use drawbridge_core::{Endpoint, Fault, Principal, Tasks};
 use parking_lot::Mutex;
 
 use crate::Endpoints;
@@ -111,16 +111,17 @@ impl Legacy {
         self.connections.retire(|name| !endpoints.contains_key(name));
     }
 
-    /// The session of a genuine id of this endpoint. One that this instance does not know is made, but not kept:
+    /// The session of a genuine id of this endpoint and principal; that of another does not exist. One that this instance does not know is made, but not kept:
     /// see [`Legacy::keep`].
     pub(crate) async fn find(
         &self,
         endpoint: &Arc<Endpoint>,
+        principal: &Principal,
         id: &str,
     ) -> Result<Option<Arc<Session>>, Fault> {
         let known = self.sessions.lock().get(id).cloned();
         if let Some(session) = known {
-            if !session.belongs_to(endpoint) {
+            if !session.belongs_to(endpoint) || session.client().principal != *principal {
                 return Ok(None);
             }
             session.move_to(endpoint, &self.tasks);
@@ -129,7 +130,7 @@ impl Legacy {
         let name = endpoint.name().map(|n| n.as_str().to_owned()).unwrap_or_default();
         let Some(client) = self.handles.open(id, &name).await? else { return Ok(None) };
         let key = handle::key(id);
-        if self.revocations.is_revoked(&key) {
+        if client.principal != *principal || self.revocations.is_revoked(&key) {
             return Ok(None);
         }
         let client = Arc::new(client);

@@ -9,6 +9,7 @@
 //! Must not know: Redis, SQL, processes, configuration files.
 
 pub mod body;
+pub mod gate;
 pub mod legacy;
 pub mod modern;
 pub mod options;
@@ -20,10 +21,12 @@ pub mod stream;
 
 use std::collections::HashMap;
 use std::convert::Infallible;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use arc_swap::{ArcSwap, Guard};
+use axum::Router;
 use axum::body::Body;
 use drawbridge_core::event_log::EventRing;
 use drawbridge_core::fault::Bounded;
@@ -33,15 +36,18 @@ use drawbridge_core::seal::KeyRing;
 use drawbridge_core::trace::{Context, Incoming, Tracer};
 use drawbridge_core::{Endpoint, Fault, Rounds, Tasks, request};
 use drawbridge_wire::{ProtocolVersion, RpcError, code, header};
+use http::header as http_header;
 use http::request::Parts as Head;
 use http::{HeaderName, HeaderValue, Method, Request, Response, StatusCode};
 
+use gate::{Caller, Gate, Kept, PeerAddress};
 use legacy::Legacy;
 use options::FrontOptions;
 use origin::Origins;
 use reply::{Refusal, with_cors};
-use route::Transport;
+use route::{Route, Transport};
 use stream::OpenStreams;
+use tower::ServiceExt as _;
 
 /// The public face of the gateway. Cheap to clone.
 #[derive(Clone)]
@@ -58,6 +64,10 @@ pub(crate) struct Inner {
     pub(crate) legacy: Legacy,
     rounds: Arc<Rounds>,
     pub(crate) peers: Peers,
+    /// Asks callers who they are, if somebody does.
+    gate: Option<Gate>,
+    /// Answers what is no MCP.
+    others: Option<Router>,
     /// What other instances say of sessions is heard.
     pub(crate) is_attending: AtomicBool,
 }
@@ -101,6 +111,10 @@ pub struct Parts {
     pub tracer: Option<Tracer>,
     /// The other instances.
     pub peers: Peers,
+    /// Asks callers who they are; without it everybody may come in.
+    pub gate: Option<Gate>,
+    /// Answers paths at which there is no MCP.
+    pub others: Option<Router>,
 }
 
 impl Front {
@@ -119,6 +133,8 @@ impl Front {
             rounds: parts.rounds,
             is_attending: AtomicBool::new(!parts.peers.state().is_fleet),
             peers: parts.peers,
+            gate: parts.gate,
+            others: parts.others,
         });
         legacy::fleet::attend(&inner);
         Self(inner)
@@ -196,6 +212,9 @@ impl Front {
 
     async fn answer(&self, request: Request<Body>) -> Response<Body> {
         let inner = &self.0;
+        if let Some(others) = inner.others.as_ref().filter(|_| !route::is_mcp(request.uri().path())) {
+            return inner.answer_other(others, request).await;
+        }
         let origin = match inner.live().origins.check(request.headers(), request.uri()) {
             Ok(origin) => origin,
             Err(refusal) => return refusal.into_response(),
@@ -253,24 +272,72 @@ impl Inner {
         Ok(admitted)
     }
 
+    /// Answers what is no MCP: other pages may read some of it, which is for it to say.
+    async fn answer_other(&self, others: &Router, mut request: Request<Body>) -> Response<Body> {
+        if let Err(refusal) = self.live().origins.check_host(request.headers(), request.uri()) {
+            return refusal.into_response();
+        }
+        if let Some(address) = self.client_address(&request) {
+            request.extensions_mut().insert(PeerAddress(address));
+        }
+        let answered: Result<_, Infallible> = others.clone().oneshot(request).await;
+        answered.unwrap_or_else(|never| match never {})
+    }
+
+    fn client_address(&self, request: &Request<Body>) -> Option<IpAddr> {
+        let peer = request.extensions().get::<PeerAddress>().copied();
+        gate::client_address(peer, request.headers(), &self.live().options.trusted_proxies)
+    }
+
+    /// The answer to a request that does not come in.
+    fn turn_away(&self, kept: &Kept, endpoint: Option<&str>) -> Response<Body> {
+        match &self.gate {
+            Some(gate) => gate.turn_away(kept, endpoint),
+            None => Refusal::not_found("no such endpoint").into_response(),
+        }
+    }
+
     async fn serve(self: Arc<Self>, request: Request<Body>) -> Result<Response<Body>, Refusal> {
-        let (head, body) = request.into_parts();
+        let address = self.gate.as_ref().and_then(|_| self.client_address(&request));
+        let (mut head, body) = request.into_parts();
         let route = route::parse(head.uri.path()).ok_or_else(|| Refusal::not_found("no such path"))?;
         let endpoint =
             self.endpoint(&route.endpoint).ok_or_else(|| Refusal::not_found("no such endpoint"))?;
+        let Some(gate) = &self.gate else {
+            return self.route(&route, endpoint, &head, &Caller::anonymous(), body).await;
+        };
+        let caller = match gate.admit(&head.headers, route.endpoint.as_deref(), address).await {
+            Ok(caller) => caller,
+            Err(kept) => return Ok(gate.turn_away(&kept, route.endpoint.as_deref())),
+        };
+        head.headers.remove(http_header::AUTHORIZATION);
+        let response = self.route(&route, endpoint, &head, &caller, body).await?;
+        Ok(gate.guard(&caller, response))
+    }
+
+    async fn route(
+        self: &Arc<Self>,
+        route: &Route,
+        endpoint: Arc<Endpoint>,
+        head: &Head,
+        caller: &Caller,
+        body: Body,
+    ) -> Result<Response<Body>, Refusal> {
         match (route.transport, &head.method) {
-            (Transport::StreamableHttp, &Method::POST) => self.post(endpoint, &head, body).await,
-            (Transport::StreamableHttp, &(Method::GET | Method::DELETE)) if is_modern(&head) => {
+            (Transport::StreamableHttp, &Method::POST) => {
+                self.post(endpoint, route, head, caller, body).await
+            }
+            (Transport::StreamableHttp, &(Method::GET | Method::DELETE)) if is_modern(head) => {
                 Err(Refusal::status(StatusCode::METHOD_NOT_ALLOWED, "this protocol version only has POST"))
             }
             (Transport::StreamableHttp, &Method::GET) => {
-                legacy::http::get(&self, &endpoint, &head.headers).await
+                legacy::http::get(self, &endpoint, caller, &head.headers).await
             }
             (Transport::StreamableHttp, &Method::DELETE) => {
-                legacy::http::delete(&self, &endpoint, &head.headers).await
+                legacy::http::delete(self, &endpoint, caller, &head.headers).await
             }
-            (Transport::Sse, &Method::GET) => legacy::sse::open(&self, &route, &head.headers),
-            (Transport::Messages, &Method::POST) => legacy::sse::post(&self, &route, &head, body).await,
+            (Transport::Sse, &Method::GET) => legacy::sse::open(self, route, caller, &head.headers),
+            (Transport::Messages, &Method::POST) => legacy::sse::post(self, route, head, caller, body).await,
             _ => Err(Refusal::status(StatusCode::METHOD_NOT_ALLOWED, "method not allowed here")),
         }
     }
@@ -278,17 +345,22 @@ impl Inner {
     async fn post(
         self: &Arc<Self>,
         endpoint: Arc<Endpoint>,
+        route: &Route,
         head: &Head,
+        caller: &Caller,
         body: Body,
     ) -> Result<Response<Body>, Refusal> {
         reply::check_media(&head.headers)?;
         let text = body::read(body, self.live().options.max_body_bytes).await?;
         let incoming =
             drawbridge_wire::message::Incoming::parse(text, MAX_BATCH).map_err(|e| Refusal::invalid(&e))?;
-        if modern::claims(head, &incoming) {
-            return modern::post(self, &endpoint, head, incoming).await;
+        if let Err(kept) = caller.may(&incoming) {
+            return Ok(self.turn_away(&kept, route.endpoint.as_deref()));
         }
-        legacy::http::post(self, &endpoint, head, incoming).await
+        if modern::claims(head, &incoming) {
+            return modern::post(self, &endpoint, head, caller, incoming).await;
+        }
+        legacy::http::post(self, &endpoint, head, caller, incoming).await
     }
 }
 

@@ -21,6 +21,7 @@ use http::request::Parts;
 use http::{Response, StatusCode};
 
 use crate::Inner;
+use crate::gate::Caller;
 use crate::record::{self, Record};
 use crate::reply::{self, Refusal};
 use crate::stream::{EventBody, StreamPermit};
@@ -64,6 +65,7 @@ pub(crate) async fn post(
     inner: &Arc<Inner>,
     endpoint: &Arc<Endpoint>,
     head: &Parts,
+    caller: &Caller,
     incoming: Incoming,
 ) -> Result<Response<Body>, Refusal> {
     let Incoming::One(message) = incoming else {
@@ -86,7 +88,7 @@ pub(crate) async fn post(
         }
     }
     let mut record = Record::begin(endpoint, Era::Modern, &message);
-    let client = match check::request(&message, &head.headers) {
+    let client = match check::request(&message, &head.headers, &caller.principal) {
         Ok(client) => Arc::new(client),
         Err(refusal) => return Err(record.refused(refusal)),
     };
@@ -265,10 +267,10 @@ enum End {
 }
 
 /// The client of a checked request.
-fn client_of(message: &Message) -> Client {
+fn client_of(message: &Message, principal: &Principal) -> Client {
     let copy = |field| message.raw(field).map(Bytes::copy_from_slice);
     Client {
-        principal: Principal::anonymous(),
+        principal: principal.clone(),
         version: ProtocolVersion::V2026_07_28,
         // Copies: both may be kept with a shared session, and a slice would keep the whole body.
         capabilities: copy(Field::MetaClientCapabilities).unwrap_or_else(|| Bytes::from_static(b"{}")),
@@ -287,7 +289,7 @@ mod tests {
         let text = format!(r#"{{"jsonrpc":"2.0","id":1,"method":"tools/list","params":{{"_meta":{meta}}}}}"#);
         let body = Bytes::from(text.into_bytes());
         let message = Message::parse(body.clone()).unwrap();
-        let client = client_of(&message);
+        let client = client_of(&message, &Principal::anonymous());
         drop(message);
         assert_eq!(client.capabilities, r#"{"roots":{}}"#);
         assert_eq!(client.info.as_deref(), Some(&br#"{"name":"x"}"#[..]));

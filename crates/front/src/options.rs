@@ -31,6 +31,10 @@ pub struct FrontOptions {
     pub public_url: Option<url::Url>,
     /// Whether the listener is bound to loopback.
     pub on_loopback: bool,
+    /// Whether pages of the visitor's own machine may call wherever the gateway listens: they need a token to.
+    pub loopback_origins: bool,
+    /// Networks of proxies that may say where a request has come from.
+    pub trusted_proxies: Vec<ipnet::IpNet>,
 }
 
 impl Default for FrontOptions {
@@ -50,6 +54,8 @@ impl Default for FrontOptions {
             allowed_hosts: Vec::new(),
             public_url: None,
             on_loopback: true,
+            loopback_origins: false,
+            trusted_proxies: Vec::new(),
         }
     }
 }

@@ -15,6 +15,7 @@ pub struct Origins {
     hosts: Vec<String>,
     any_host: bool,
     loopback: bool,
+    loopback_origins: bool,
     origins: Vec<String>,
 }
 
@@ -27,11 +28,17 @@ impl Origins {
         hosts.extend(public.and_then(Url::host_str).map(str::to_ascii_lowercase));
         let mut origins = options.allowed_origins.clone();
         origins.extend(public.map(|url| url.origin().ascii_serialization()));
-        Self { hosts, any_host, loopback: options.on_loopback, origins }
+        Self {
+            hosts,
+            any_host,
+            loopback: options.on_loopback,
+            loopback_origins: options.loopback_origins,
+            origins,
+        }
     }
 
-    /// Checks a request; returns its `Origin` if it has one.
-    pub fn check(&self, headers: &HeaderMap, uri: &Uri) -> Result<Option<HeaderValue>, Refusal> {
+    /// Checks for which host a request is, and returns that.
+    pub fn check_host(&self, headers: &HeaderMap, uri: &Uri) -> Result<String, Refusal> {
         let host = asked_for(headers, uri)?;
         let host_name = name_of(&host);
         let named = self.hosts.iter().any(|h| *h == host_name || *h == host);
@@ -41,6 +48,13 @@ impl Origins {
                 "this Host is not served; add it to public.allowed_hosts, or set public.url",
             ));
         }
+        Ok(host)
+    }
+
+    /// Checks a request; returns its `Origin` if it has one.
+    pub fn check(&self, headers: &HeaderMap, uri: &Uri) -> Result<Option<HeaderValue>, Refusal> {
+        let host = self.check_host(headers, uri)?;
+        let host_name = name_of(&host);
         let Some(origin) = single(headers, &header::ORIGIN)? else { return Ok(None) };
         let accepted = origin.to_str().is_ok_and(|origin| self.accepts(origin, &host, &host_name));
         if accepted {
@@ -66,7 +80,9 @@ impl Origins {
         // Where any host is served, a page can be at this one by rebinding its name. It can't rebind an address.
         let is_sure = !self.any_host || is_address(host_name);
         let same = origin.split_once("://").is_some_and(|(_, rest)| rest == host);
-        (same && is_sure) || (self.loopback && is_loopback(name) && is_loopback(host_name))
+        (same && is_sure)
+            || (self.loopback && is_loopback(name) && is_loopback(host_name))
+            || (self.loopback_origins && is_loopback(name))
     }
 }
 

@@ -20,6 +20,12 @@ pub struct Route {
     pub transport: Transport,
 }
 
+/// Whether a path is one of MCP: then what is not there is not anywhere else.
+pub fn is_mcp(path: &str) -> bool {
+    path.strip_prefix("/mcp").is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+        && !path.contains("/.well-known/")
+}
+
 /// Parses a request path; a slash at the end is ignored.
 pub fn parse(path: &str) -> Option<Route> {
     let mut parts = path.strip_suffix('/').unwrap_or(path).split('/').skip(1);

@@ -14,8 +14,10 @@ use crate::link::{Link, LinkError, Role, describe};
 use crate::request::Request;
 use crate::revocations::Follower;
 
-/// How long one read blocks. The streams are looked after in between.
-const BLOCK: Duration = Duration::from_secs(1);
+/// How long one read blocks. What was revoked a second ago has to be known, and that it is.
+const BLOCK: Duration = Duration::from_millis(400);
+/// How often the streams are looked after.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// How long it blocks while a stream is left out, since nobody takes what comes from it.
 const BLOCK_BRIEFLY: Duration = Duration::from_millis(50);
 /// How long it blocks while there is something else to do.
@@ -136,6 +138,13 @@ impl Feed {
         }
     }
 
+    /// All that was there at this time was read.
+    fn heard(&self, at: Instant) {
+        if let Self::Revocations(follower) = self {
+            follower.heard(at);
+        }
+    }
+
     /// Now and then, also without a connection.
     fn sweep(&mut self) {
         if let Self::Revocations(follower) = self {
@@ -176,7 +185,7 @@ async fn read(
     let mut looked = Instant::now();
     loop {
         let has_work = feeds.iter().any(Feed::has_work);
-        if has_work || looked.elapsed() >= BLOCK {
+        if has_work || looked.elapsed() >= LOOK_EVERY {
             looked = Instant::now();
             for feed in feeds.iter_mut() {
                 feed.look_after(&conversation).await?;
@@ -194,6 +203,7 @@ async fn read(
             true => BLOCK,
             false => BLOCK_BRIEFLY,
         };
+        let asked = Instant::now();
         let answer = match tokio::time::timeout(block + hub.timeout, link.send(&command(&open, block))).await
         {
             Ok(answer) => answer?,
@@ -201,10 +211,15 @@ async fn read(
         };
         let streams: Option<Vec<(String, Vec<Entry>)>> =
             redis::from_redis_value(answer).map_err(|error| Stopped::Answer(error.to_string()))?;
+        let mut is_all = true;
         for (key, entries) in streams.into_iter().flatten() {
+            is_all &= entries.len() < COUNT;
             if let Some(feed) = feeds.iter_mut().find(|feed| feed.key() == key) {
                 feed.take(&conversation, entries).await?;
             }
+        }
+        if is_all {
+            feeds.iter().for_each(|feed| feed.heard(asked));
         }
     }
 }

@@ -23,6 +23,9 @@ const MAX_ENTRIES: usize = 1_000_000;
 /// Revocations that wait until Redis is back. If there are more, the copy is compared with the stream instead.
 const MAX_UNWRITTEN: usize = 10_000;
 
+/// What was read is current for so long.
+const CURRENT: Duration = Duration::from_secs(1);
+
 /// What is not in the stream yet.
 #[derive(Default)]
 struct Unwritten {
@@ -37,6 +40,8 @@ struct Unwritten {
 pub(crate) struct Local {
     copy: MemoryRevocations,
     unwritten: Mutex<Unwritten>,
+    /// When the stream was last read to its end.
+    heard: Mutex<Option<Instant>>,
 }
 
 impl Local {
@@ -76,6 +81,10 @@ impl Revocations for RedisRevocations {
 
     fn is_revoked(&self, session: &SessionKey) -> bool {
         self.local.copy.is_revoked(session)
+    }
+
+    fn is_current(&self) -> bool {
+        self.local.heard.lock().is_some_and(|at| at.elapsed() <= CURRENT)
     }
 
     fn follow(&self) -> broadcast::Receiver<SessionKey> {

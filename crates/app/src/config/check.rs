@@ -2,6 +2,7 @@
 //!
 //! Checks never stop at the first fault: each reports to the [`Checker`] and goes on with a default.
 
+mod auth;
 mod backend;
 mod endpoint;
 mod outbound;
@@ -21,10 +22,10 @@ use tracing_subscriber::filter::LevelFilter;
 pub(super) use self::backend::backend;
 pub(super) use self::endpoint::{endpoints, name_fault};
 
-use super::model::{Admin, Auth, Config, Drain, Limits, Log, Streams};
+use super::model::{Admin, Config, Drain, Limits, Log, Streams};
 use super::position::{Position, Positions, is_within};
 use super::problem::{Notice, Problem, suggest};
-use super::raw::{self, AuthMode};
+use super::raw;
 use super::secret::{self, SealKey, Secret};
 use super::value::{ByteSize, SecretSource, Span};
 
@@ -155,16 +156,16 @@ impl<'a> Checker<'a> {
 /// Checks everything but the endpoints, which need the backends of all files.
 pub(super) fn file(checker: &mut Checker<'_>, file: raw::File) -> (Config, BTreeMap<String, raw::Endpoint>) {
     let mut config = Config::default();
-    refuse_database(checker, &file);
     config.instance_id = instance_id(checker, file.instance_id);
     config.public = public::public(checker, file.public.unwrap_or_default());
-    config.admin = admin(checker, &file.admin.unwrap_or_default());
+    config.admin = admin(checker, file.admin.unwrap_or_default());
     addresses(checker, &config);
     config.data_dir = file.data_dir.unwrap_or(config.data_dir);
     let seal = file.seal.unwrap_or_default();
     config.redis = redis::redis(checker, file.redis, &seal);
     config.seal_keys = seal_keys(checker, seal);
-    config.auth = auth(checker, &file.auth.unwrap_or_default(), &config);
+    config.database = auth::database(checker, file.database);
+    config.auth = auth::auth(checker, file.auth.unwrap_or_default(), &config);
     config.log = log(checker, file.log.unwrap_or_default());
     config.otlp = tracing::otlp(checker, file.tracing.unwrap_or_default());
     config.limits = limits(checker, &file.limits.unwrap_or_default());
@@ -183,18 +184,19 @@ pub(super) fn file(checker: &mut Checker<'_>, file: raw::File) -> (Config, BTree
     (config, file.endpoints.unwrap_or_default())
 }
 
-fn refuse_database(checker: &mut Checker<'_>, file: &raw::File) {
-    if file.database.is_some() {
-        checker.problem("database", "this release keeps no durable records", "leave out `database`");
-    }
-}
-
-fn admin(checker: &mut Checker<'_>, raw: &raw::Admin) -> Admin {
+fn admin(checker: &mut Checker<'_>, raw: raw::Admin) -> Admin {
     let default = Admin::default();
-    let admin = Admin { listen: raw.listen.unwrap_or(default.listen), probes: raw.probes };
+    let bootstrap_token = raw
+        .bootstrap_token
+        .and_then(|source| auth::bootstrap_token(checker, "admin.bootstrap_token", source));
+    let admin = Admin { listen: raw.listen.unwrap_or(default.listen), probes: raw.probes, bootstrap_token };
     if !admin.listen.ip().is_loopback() {
         let hint = "listen on 127.0.0.1; for orchestrators and metrics set `admin.probes: 0.0.0.0:9091`";
-        checker.problem("admin.listen", "the admin API has no credential, so it stays on loopback", hint);
+        checker.problem(
+            "admin.listen",
+            "not all of this listener asks for a credential, so it stays on loopback",
+            hint,
+        );
     }
     admin
 }
@@ -256,22 +258,6 @@ fn seal_keys(checker: &mut Checker<'_>, seal: raw::Seal) -> Vec<SealKey> {
 
 fn seal_key_bytes(secret: &Secret) -> Option<[u8; 32]> {
     BASE64.decode(secret.expose().trim()).ok()?.try_into().ok()
-}
-
-fn auth(checker: &mut Checker<'_>, auth: &raw::Auth, config: &Config) -> Auth {
-    let mode = auth.mode.unwrap_or(AuthMode::None);
-    let listen = config.public.listen;
-    if mode != AuthMode::None {
-        let hint = "use `none` on 127.0.0.1, behind something that checks its callers";
-        checker.problem("auth.mode", "this release has only the mode `none`", hint);
-    } else if !listen.ip().is_loopback() && !auth.i_know_this_is_open.unwrap_or(false) {
-        let message =
-            format!("anyone who reaches {listen} could call every backend, since auth.mode is `none`");
-        let hint =
-            "listen on 127.0.0.1, or say in the file `auth: { mode: none, i_know_this_is_open: true }`";
-        checker.problem("public.listen", message, hint);
-    }
-    Auth { mode }
 }
 
 fn log(checker: &mut Checker<'_>, log: raw::Log) -> Log {

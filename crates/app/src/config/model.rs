@@ -8,9 +8,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use drawbridge_redis::{EventLimits, RedisOptions, ServerUrl};
+use ipnet::IpNet;
 use url::Url;
 
-use super::raw::{AuthMode, Era, LogFormat, OtlpProtocol, SessionScope, Transport};
+use super::raw::{AuthMode, Era, LogFormat, OtlpProtocol, RegistrationPolicy, SessionScope, Transport};
 use super::secret::{self, SealKey, Secret};
 
 const KIB: usize = 1 << 10;
@@ -27,6 +28,8 @@ pub struct Config {
     pub admin: Admin,
     /// Shared state in Redis; `None` for state in memory.
     pub redis: Option<Redis>,
+    /// Where durable records are; `None`: SQLite in `data_dir`, if any are needed.
+    pub database: Option<Secret>,
     /// Directory for what the gateway itself keeps.
     pub data_dir: PathBuf,
     /// Seal keys: the first seals, all open. Empty: one is made and kept in `data_dir`.
@@ -58,6 +61,7 @@ impl Default for Config {
             public: Public::default(),
             admin: Admin::default(),
             redis: None,
+            database: None,
             data_dir: PathBuf::from("./data"),
             seal_keys: Vec::new(),
             auth: Auth::default(),
@@ -84,6 +88,8 @@ pub struct Public {
     pub allowed_origins: Vec<String>,
     /// Hosts (with or without port, lower case) accepted besides the obvious ones.
     pub allowed_hosts: Vec<String>,
+    /// Networks of balancers whose `X-Forwarded-For` is believed.
+    pub trusted_proxies: Vec<IpNet>,
 }
 
 impl Default for Public {
@@ -93,6 +99,7 @@ impl Default for Public {
             url: None,
             allowed_origins: Vec::new(),
             allowed_hosts: Vec::new(),
+            trusted_proxies: Vec::new(),
         }
     }
 }
@@ -104,11 +111,13 @@ pub struct Admin {
     pub listen: SocketAddr,
     /// A further address for `/healthz`, `/readyz` and `/metrics` alone.
     pub probes: Option<SocketAddr>,
+    /// The first token of the admin API.
+    pub bootstrap_token: Option<Secret>,
 }
 
 impl Default for Admin {
     fn default() -> Self {
-        Self { listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 9090)), probes: None }
+        Self { listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 9090)), probes: None, bootstrap_token: None }
     }
 }
 
@@ -177,16 +186,60 @@ impl Password {
 }
 
 /// Who may call.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Auth {
-    /// How callers prove who they are; only `None` passes the checks of this release.
+    /// How callers prove who they are.
     pub mode: AuthMode,
+    /// What people call this gateway when they log in.
+    pub name: String,
+    /// How long an access token is good for.
+    pub access_token_ttl: Duration,
+    /// How long a login is good for that is not used.
+    pub refresh_idle_ttl: Duration,
+    /// How long a login is good for, however often it is used.
+    pub refresh_absolute_ttl: Duration,
+    /// For how long a refresh token that was used is answered as it was then.
+    pub refresh_grace: Duration,
+    /// Who may register OAuth clients.
+    pub registration: RegistrationPolicy,
+    /// Redirect URIs that are accepted besides those of known hosts.
+    pub redirect_uris: Vec<String>,
+    /// The identity provider that users log in with.
+    pub login: Option<Login>,
 }
 
 impl Default for Auth {
     fn default() -> Self {
-        Self { mode: AuthMode::None }
+        let day = Duration::from_secs(24 * 3600);
+        Self {
+            mode: AuthMode::None,
+            name: "Drawbridge".to_owned(),
+            access_token_ttl: Duration::from_secs(3600),
+            refresh_idle_ttl: day * 30,
+            refresh_absolute_ttl: day * 180,
+            refresh_grace: Duration::from_secs(120),
+            registration: RegistrationPolicy::Curated,
+            redirect_uris: Vec::new(),
+            login: None,
+        }
     }
+}
+
+/// The identity provider that users log in with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Login {
+    /// Its issuer, exactly.
+    pub issuer: String,
+    /// The gateway's id there.
+    pub client_id: String,
+    /// The gateway's secret there.
+    pub client_secret: Option<Secret>,
+    /// What is asked for.
+    pub scopes: Vec<String>,
+    /// The claim that has a user's groups.
+    pub groups_claim: String,
+    /// Groups of which a user must have one; empty for all users.
+    pub allowed_groups: Vec<String>,
 }
 
 /// What is logged and how.

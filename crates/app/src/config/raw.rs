@@ -28,7 +28,7 @@ pub(super) struct File {
     pub(super) admin: Option<Admin>,
     /// Shared state in Redis, for several instances; without it state is in memory, for one.
     pub(super) redis: Option<Redis>,
-    /// Durable records in SQL; not available in this release.
+    /// Durable records in SQL: tokens, users, OAuth clients and grants.
     pub(super) database: Option<Database>,
     /// Directory for what the gateway itself keeps, such as its seal key; default `./data`.
     pub(super) data_dir: Option<PathBuf>,
@@ -69,6 +69,8 @@ pub(super) struct Public {
     pub(super) allowed_origins: Option<Vec<String>>,
     /// Values of the `Host` header that are accepted besides the listen address and the public URL.
     pub(super) allowed_hosts: Option<Vec<String>>,
+    /// Networks of balancers whose `X-Forwarded-For` is believed, such as `10.0.0.0/8`; none by default.
+    pub(super) trusted_proxies: Option<Vec<String>>,
 }
 
 /// The listener for operators and orchestrators.
@@ -81,6 +83,9 @@ pub(super) struct Admin {
     /// A further address for `/healthz`, `/readyz` and `/metrics` alone.
     #[schemars(extend("pattern" = "^([0-9]{1,3}(\\.[0-9]{1,3}){3}|\\[[0-9a-fA-F:.]+\\]):[0-9]{1,5}$"))]
     pub(super) probes: Option<SocketAddr>,
+    /// The first token of the admin API, of at least 32 characters; it works until there is another one. Where absent,
+    /// one is made at the first start and printed once.
+    pub(super) bootstrap_token: Option<SecretSource>,
 }
 
 /// Shared state in Redis.
@@ -106,9 +111,8 @@ pub(super) struct Redis {
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Database {
-    /// `postgres://` or `sqlite://` URL.
-    #[serde(rename = "url")]
-    pub(super) _url: SecretSource,
+    /// `postgres://USER:PASSWORD@HOST/NAME`, or `sqlite:FILE`; default `drawbridge.db` in `data_dir`.
+    pub(super) url: SecretSource,
 }
 
 /// The keys that seal session ids and other handles.
@@ -137,6 +141,61 @@ pub(super) struct Auth {
     pub(super) mode: Option<AuthMode>,
     /// Accepts mode `none` on an address that others can reach; default false.
     pub(super) i_know_this_is_open: Option<bool>,
+    /// What people call this gateway when they log in; default `Drawbridge`.
+    pub(super) name: Option<String>,
+    /// How long an access token is good for, a day at most; default `1h`.
+    pub(super) access_token_ttl: Option<Span>,
+    /// How long a login is good for that is not used; default `30d`.
+    pub(super) refresh_idle_ttl: Option<Span>,
+    /// How long a login is good for, however often it is used; default `180d`.
+    pub(super) refresh_absolute_ttl: Option<Span>,
+    /// For how long a refresh token that was used is answered as it was then; default `2m`.
+    pub(super) refresh_grace: Option<Span>,
+    /// Which OAuth clients may register by themselves.
+    pub(super) registration: Option<Registration>,
+    /// The identity provider that users log in with; without one they sign in with tokens.
+    pub(super) login: Option<Login>,
+}
+
+/// Which OAuth clients may register by themselves.
+#[derive(Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Registration {
+    /// Dynamic client registration (RFC 7591): `open`, `curated` (default: known hosts, and programs on the user's
+    /// machine) or `closed`.
+    pub(super) dcr: Option<RegistrationPolicy>,
+    /// Redirect URIs that are accepted besides those of known hosts.
+    pub(super) redirect_uris: Option<Vec<String>>,
+}
+
+/// Who may register.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum RegistrationPolicy {
+    /// Anybody.
+    Open,
+    /// Known hosts, and programs on the user's machine.
+    Curated,
+    /// Nobody.
+    Closed,
+}
+
+/// The identity provider that users log in with, by OpenID Connect.
+#[derive(Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Login {
+    /// Its issuer, exactly as in its metadata.
+    pub(super) issuer: String,
+    /// The gateway's id there.
+    pub(super) client_id: String,
+    /// The gateway's secret there.
+    pub(super) client_secret: Option<SecretSource>,
+    /// What is asked for; default `[openid, email, profile]`.
+    pub(super) scopes: Option<Vec<String>>,
+    /// The claim that has a user's groups; default `groups`.
+    pub(super) groups_claim: Option<String>,
+    /// Groups of which a user must have one; all users where absent.
+    pub(super) allowed_groups: Option<Vec<String>>,
 }
 
 /// How callers prove who they are.
@@ -145,7 +204,7 @@ pub(super) struct Auth {
 pub enum AuthMode {
     /// Anyone who reaches the listener may call.
     None,
-    /// Bearer tokens made by this gateway.
+    /// Bearer tokens that an administrator has issued.
     Tokens,
     /// The gateway's own authorization server.
     Embedded,

@@ -24,6 +24,7 @@ use serde::{Deserialize, Serialize};
 use super::resume::Place;
 use super::session::{STANDALONE, Session};
 use crate::Inner;
+use crate::gate::Caller;
 use crate::modern::Sessionless;
 use crate::reply::Refusal;
 
@@ -64,6 +65,7 @@ pub(super) enum Step {
 #[derive(Serialize, Deserialize)]
 struct PostFrame {
     endpoint: String,
+    principal: String,
     connection: String,
 }
 
@@ -109,12 +111,14 @@ pub(super) async fn pass_post(
     inner: &Inner,
     to: &InstanceId,
     endpoint: &Endpoint,
+    caller: &Caller,
     connection: &str,
     text: &[u8],
 ) -> Result<(), Refusal> {
     let not_found = || Refusal::not_found("session not found; connect again");
     let name = endpoint.name().map(ToString::to_string).unwrap_or_default();
-    let header = PostFrame { endpoint: name, connection: connection.to_owned() };
+    let principal = caller.principal.as_str().to_owned();
+    let header = PostFrame { endpoint: name, principal, connection: connection.to_owned() };
     match inner.peers.request(to, POST, frame(&header, text), PEER_TIME).await {
         Ok(answer) => match unframe::<PostedFrame>(&answer) {
             Some((posted, _)) if posted.status == 202 => Ok(()),
@@ -300,7 +304,7 @@ async fn resume(inner: &Inner, opening: &Bytes, mut channel: Channel) {
 
 async fn post(inner: &Arc<Inner>, opening: Bytes, channel: &Channel) {
     let Some((to, text)) = unframe::<PostFrame>(&opening) else { return };
-    let status = super::sse::take_passed(inner, &to.endpoint, &to.connection, text);
+    let status = super::sse::take_passed(inner, &to.endpoint, &to.principal, &to.connection, text);
     let _ = channel.send(frame(&PostedFrame { status: status.as_u16() }, b"")).await;
 }
 

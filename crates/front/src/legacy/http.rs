@@ -17,6 +17,7 @@ use super::calls::{self, CallMessages, Held, Log, Running};
 use super::encode::Out;
 use super::session::{STANDALONE, Session, Transport};
 use super::{fleet, handle, resume};
+use crate::gate::Caller;
 use crate::modern::Sessionless;
 use crate::record::{self, End, Record};
 use crate::reply::{self, Refusal};
@@ -24,8 +25,17 @@ use crate::stream::{EventBody, StreamPermit};
 use crate::{Inner, MAX_DECLARED_BYTES};
 
 /// The session that a request names; the same words for every id that is no good.
-async fn session_of(inner: &Inner, endpoint: &Arc<Endpoint>, id: &str) -> Result<Arc<Session>, Refusal> {
-    let found = inner.legacy.find(endpoint, id).await.map_err(|fault| Refusal::unavailable(&fault))?;
+async fn session_of(
+    inner: &Inner,
+    endpoint: &Arc<Endpoint>,
+    caller: &Caller,
+    id: &str,
+) -> Result<Arc<Session>, Refusal> {
+    let found = inner
+        .legacy
+        .find(endpoint, &caller.principal, id)
+        .await
+        .map_err(|fault| Refusal::unavailable(&fault))?;
     found.ok_or_else(|| Refusal::not_found("session not found; initialize again"))
 }
 
@@ -55,6 +65,7 @@ pub(crate) async fn post(
     inner: &Arc<Inner>,
     endpoint: &Arc<Endpoint>,
     head: &Parts,
+    caller: &Caller,
     incoming: Incoming,
 ) -> Result<Response<Body>, Refusal> {
     check_version(&head.headers)?;
@@ -63,7 +74,7 @@ pub(crate) async fn post(
         && message.kind() == Kind::Request
     {
         let mut record = Record::begin(endpoint, Era::Legacy, message);
-        return match initialize(inner, endpoint, message).await {
+        return match initialize(inner, endpoint, caller, message).await {
             Ok(answer) => {
                 record.end(End::OK, answer.status());
                 Ok(answer)
@@ -72,9 +83,9 @@ pub(crate) async fn post(
         };
     }
     let Some(id) = session_id(&head.headers)? else {
-        return without_session(inner, endpoint, head, incoming).await;
+        return without_session(inner, endpoint, head, caller, incoming).await;
     };
-    let found = match session_of(inner, endpoint, id).await {
+    let found = match session_of(inner, endpoint, caller, id).await {
         Ok(session) => {
             session.touch();
             if needs_session(&incoming) { kept_session(inner, id, session) } else { Ok(session) }
@@ -108,9 +119,10 @@ fn no_batches() -> Refusal {
 pub(super) async fn initialize(
     inner: &Inner,
     endpoint: &Arc<Endpoint>,
+    caller: &Caller,
     request: &Message,
 ) -> Result<Response<Body>, Refusal> {
-    let (client, answer) = agree(endpoint, request).await?;
+    let (client, answer) = agree(endpoint, &caller.principal, request).await?;
     let name = endpoint.name().map(ToString::to_string).unwrap_or_default();
     let sealed = inner.legacy.handles.seal(&client, &name).await;
     let id = sealed.map_err(|e| Refusal::unavailable(&e.into()))?;
@@ -122,11 +134,11 @@ pub(super) async fn initialize(
 }
 
 /// The client that `initialize` declares.
-fn client_of(request: &Message, version: ProtocolVersion) -> Client {
+fn client_of(request: &Message, principal: &Principal, version: ProtocolVersion) -> Client {
     // Copies: a slice would keep the whole body for as long as the session.
     let object = |field| request.raw(field).filter(|raw| raw.starts_with(b"{")).map(Bytes::copy_from_slice);
     Client {
-        principal: Principal::anonymous(),
+        principal: principal.clone(),
         version,
         capabilities: object(Field::Capabilities).unwrap_or_else(|| Bytes::from_static(b"{}")),
         info: object(Field::ClientInfo),
@@ -137,6 +149,7 @@ fn client_of(request: &Message, version: ProtocolVersion) -> Client {
 /// What `initialize` comes to: the client and the answer to it.
 pub(super) async fn agree(
     endpoint: &Arc<Endpoint>,
+    principal: &Principal,
     request: &Message,
 ) -> Result<(Arc<Client>, Message), Refusal> {
     let id = request.id();
@@ -145,7 +158,7 @@ pub(super) async fn agree(
     };
     let requested =
         request.text(Field::ProtocolVersion).ok_or_else(|| bad("\"protocolVersion\" must be a string"))?;
-    let client = Arc::new(client_of(request, ProtocolVersion::negotiate(&requested)));
+    let client = Arc::new(client_of(request, principal, ProtocolVersion::negotiate(&requested)));
     let declared = client.capabilities.len() + client.info.as_ref().map_or(0, Bytes::len);
     if declared > MAX_DECLARED_BYTES {
         return Err(bad(&format!(
@@ -178,6 +191,7 @@ async fn without_session(
     inner: &Arc<Inner>,
     endpoint: &Arc<Endpoint>,
     head: &Parts,
+    caller: &Caller,
     incoming: Incoming,
 ) -> Result<Response<Body>, Refusal> {
     let version = reply::version_header(&head.headers)
@@ -207,7 +221,7 @@ async fn without_session(
         return Err(record.refused(needed(id)));
     }
     let client = Arc::new(Client {
-        principal: Principal::anonymous(),
+        principal: caller.principal.clone(),
         version,
         capabilities: Bytes::from_static(b"{}"),
         info: None,
@@ -456,6 +470,7 @@ fn joined(mut answers: Vec<Payload>, batch: bool) -> Payload {
 pub(crate) async fn get(
     inner: &Arc<Inner>,
     endpoint: &Arc<Endpoint>,
+    caller: &Caller,
     headers: &HeaderMap,
 ) -> Result<Response<Body>, Refusal> {
     check_version(headers)?;
@@ -468,7 +483,7 @@ pub(crate) async fn get(
             "a stream needs the Mcp-Session-Id that initialize hands out; clients of 2024-11-05 use the path ending in /sse",
         ));
     };
-    let session = kept_session(inner, id, session_of(inner, endpoint, id).await?)?;
+    let session = kept_session(inner, id, session_of(inner, endpoint, caller, id).await?)?;
     let place = reply::text(headers, header::LAST_EVENT_ID).and_then(resume::parse_event_id);
     let kind = match &place {
         Some(place) if place.stream != STANDALONE => Stream::Call,
@@ -500,13 +515,14 @@ fn until_drain(inner: &Inner, source: crate::stream::Source) -> crate::stream::S
 pub(crate) async fn delete(
     inner: &Inner,
     endpoint: &Arc<Endpoint>,
+    caller: &Caller,
     headers: &HeaderMap,
 ) -> Result<Response<Body>, Refusal> {
     check_version(headers)?;
     let Some(id) = session_id(headers)? else {
         return Err(Refusal::status(StatusCode::BAD_REQUEST, "the Mcp-Session-Id header is missing"));
     };
-    let session = session_of(inner, endpoint, id).await?;
+    let session = session_of(inner, endpoint, caller, id).await?;
     inner.legacy.end(session.key).await;
     let state = inner.peers.state();
     if state.is_fleet {
@@ -529,7 +545,7 @@ mod tests {
         let text = format!(r#"{{"jsonrpc":"2.0","id":1,"method":"initialize","params":{params}}}"#);
         let body = Bytes::from(text.into_bytes());
         let message = Message::parse(body.clone()).unwrap();
-        let client = client_of(&message, ProtocolVersion::V2025_11_25);
+        let client = client_of(&message, &Principal::anonymous(), ProtocolVersion::V2025_11_25);
         drop(message);
         assert_eq!(client.capabilities, r#"{"roots":{}}"#);
         assert_eq!(client.info.as_deref(), Some(&br#"{"name":"x"}"#[..]));

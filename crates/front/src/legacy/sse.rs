@@ -7,9 +7,9 @@ use std::task::Poll;
 
 use axum::body::Body;
 use bytes::{Bytes, BytesMut};
-use drawbridge_core::Endpoint;
 use drawbridge_core::metrics::{Era, Stream};
 use drawbridge_core::state::InstanceId;
+use drawbridge_core::{Endpoint, Principal};
 use drawbridge_wire::message::Incoming;
 use drawbridge_wire::{Kind, Message, Payload, method, sse};
 use futures_util::StreamExt as _;
@@ -23,6 +23,7 @@ use super::session::{Session, Transport};
 use super::{fleet, handle, resume};
 use crate::Inner;
 use crate::body;
+use crate::gate::Caller;
 use crate::record::{End, Record};
 use crate::reply::{self, Refusal};
 use crate::route::Route;
@@ -35,6 +36,8 @@ struct Connection {
     out: mpsc::Sender<Bytes>,
     /// The name of its endpoint.
     endpoint: Option<String>,
+    /// Whose it is. To others it does not exist.
+    principal: Principal,
     session: Mutex<Option<Arc<Session>>>,
     /// Cloned by whatever has yet to put an answer on the stream.
     answers: Arc<()>,
@@ -87,6 +90,7 @@ impl Drop for Open {
 pub(crate) fn open(
     inner: &Arc<Inner>,
     route: &Route,
+    caller: &Caller,
     headers: &HeaderMap,
 ) -> Result<Response<Body>, Refusal> {
     if !reply::accepts(headers, "text/event-stream") {
@@ -105,6 +109,7 @@ pub(crate) fn open(
     let connection = Arc::new(Connection {
         out,
         endpoint: route.endpoint.clone(),
+        principal: caller.principal.clone(),
         session: Mutex::default(),
         answers: Arc::default(),
         closed: tokio_util::sync::CancellationToken::new(),
@@ -155,6 +160,7 @@ pub(crate) async fn post(
     inner: &Arc<Inner>,
     route: &Route,
     head: &Parts,
+    caller: &Caller,
     body: Body,
 ) -> Result<Response<Body>, Refusal> {
     let query = head.uri.query().unwrap_or_default();
@@ -165,34 +171,53 @@ pub(crate) async fn post(
     if let Some(owner) = owner.filter(|owner| owner != inner.peers.instance()) {
         let endpoint = inner.endpoint(&route.endpoint).ok_or_else(not_found)?;
         let text = body::read(body, inner.live().options.max_body_bytes).await?;
-        fleet::pass_post(inner, &owner, &endpoint, &id, &text).await?;
+        if let Err(kept) = caller.may_send(&parse(text.clone())?) {
+            return Ok(inner.turn_away(&kept, route.endpoint.as_deref()));
+        }
+        fleet::pass_post(inner, &owner, &endpoint, caller, &id, &text).await?;
         return Ok(reply::accepted());
     }
     let connection = inner.legacy.connections.0.lock().get(id.as_ref()).cloned();
-    let connection = connection.filter(|c| c.endpoint == route.endpoint).ok_or_else(not_found)?;
+    let is_theirs = |c: &Arc<Connection>| c.endpoint == route.endpoint && c.principal == caller.principal;
+    let connection = connection.filter(is_theirs).ok_or_else(not_found)?;
     let text = body::read(body, inner.live().options.max_body_bytes).await?;
-    take(inner, &connection, text)?;
+    let message = parse(text)?;
+    if let Err(kept) = caller.may_send(&message) {
+        return Ok(inner.turn_away(&kept, route.endpoint.as_deref()));
+    }
+    take(inner, &connection, message)?;
     Ok(reply::accepted())
 }
 
 /// Takes a message that another instance passes on. Returns the status for its client.
-pub(super) fn take_passed(inner: &Arc<Inner>, endpoint: &str, id: &str, text: Bytes) -> StatusCode {
+pub(super) fn take_passed(
+    inner: &Arc<Inner>,
+    endpoint: &str,
+    principal: &str,
+    id: &str,
+    text: Bytes,
+) -> StatusCode {
     let connection = inner.legacy.connections.0.lock().get(id).cloned();
-    let belongs = |c: &Arc<Connection>| c.endpoint.as_deref().unwrap_or_default() == endpoint;
+    let belongs = |c: &Arc<Connection>| {
+        c.endpoint.as_deref().unwrap_or_default() == endpoint && c.principal.as_str() == principal
+    };
     let Some(connection) = connection.filter(belongs) else { return StatusCode::NOT_FOUND };
-    match take(inner, &connection, text) {
+    match parse(text).and_then(|message| take(inner, &connection, message)) {
         Ok(()) => StatusCode::ACCEPTED,
         Err(refusal) => refusal.into_response().status(),
     }
 }
 
-fn take(inner: &Arc<Inner>, connection: &Arc<Connection>, text: Bytes) -> Result<(), Refusal> {
-    let message = match Incoming::parse(text, 1).map_err(|e| Refusal::invalid(&e))? {
-        Incoming::One(message) => message,
+fn parse(text: Bytes) -> Result<Message, Refusal> {
+    match Incoming::parse(text, 1).map_err(|e| Refusal::invalid(&e))? {
+        Incoming::One(message) => Ok(message),
         Incoming::Batch(_) => {
-            return Err(Refusal::status(StatusCode::BAD_REQUEST, "batches are not part of this transport"));
+            Err(Refusal::status(StatusCode::BAD_REQUEST, "batches are not part of this transport"))
         }
-    };
+    }
+}
+
+fn take(inner: &Arc<Inner>, connection: &Arc<Connection>, message: Message) -> Result<(), Refusal> {
     let session = connection.session.lock().clone();
     match session {
         None if message.method() == method::INITIALIZE && message.kind() == Kind::Request => {
@@ -225,7 +250,7 @@ fn initialize(inner: &Arc<Inner>, connection: &Arc<Connection>, endpoint: Arc<En
     let mut record = Record::begin(&endpoint, Era::Legacy, &message);
     record.streams();
     inner.tasks.spawn_within("initialize", async move {
-        match agree(&endpoint, &message).await {
+        match agree(&endpoint, &connection.principal, &message).await {
             Ok((client, answer)) => {
                 let key = handle::key(&format!("sse {:x}", rand::random::<u128>()));
                 let legacy = &inner_.legacy;

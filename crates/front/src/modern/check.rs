@@ -1,7 +1,7 @@
 //! The checks of a request before it is a call, in the order that fixes which error wins (MCP 2026-07-28,
 //! streamable HTTP § Request Metadata, versioning).
 
-use drawbridge_core::Client;
+use drawbridge_core::{Client, Principal};
 use drawbridge_wire::level::severity;
 use drawbridge_wire::message::Field;
 use drawbridge_wire::{Message, ProtocolVersion, RpcError, code, header, method};
@@ -23,7 +23,11 @@ const REMOVED: [&str; 7] = [
 ];
 
 /// Checks a request and tells who sent it.
-pub(super) fn request(message: &Message, headers: &HeaderMap) -> Result<Client, Refusal> {
+pub(super) fn request(
+    message: &Message,
+    headers: &HeaderMap,
+    principal: &Principal,
+) -> Result<Client, Refusal> {
     let refuse = |status, error| Refusal::rpc(status, message.id(), error);
     let bad = |error| refuse(StatusCode::BAD_REQUEST, error);
     let mismatch = |what: &str| bad(RpcError::new(code::HEADER_MISMATCH, what));
@@ -77,7 +81,7 @@ pub(super) fn request(message: &Message, headers: &HeaderMap) -> Result<Client, 
     {
         return Err(bad(RpcError::new(code::INVALID_PARAMS, "unknown logLevel")));
     }
-    Ok(client_of(message))
+    Ok(client_of(message, principal))
 }
 
 /// Compares a header with what it mirrors.

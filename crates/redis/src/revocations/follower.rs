@@ -78,6 +78,13 @@ impl Follower {
         self.enter(entries, |_| ());
     }
 
+    /// All that was in the stream at this time was read, unless a gap was found in it.
+    pub(crate) fn heard(&self, at: Instant) {
+        if !self.has_gap {
+            *self.local.heard.lock() = Some(at);
+        }
+    }
+
     pub(crate) fn sweep(&self) {
         self.local.copy.sweep();
         let now = Instant::now();

@@ -1,5 +1,8 @@
 //! Checks of the public listener.
 
+use std::net::IpAddr;
+
+use ipnet::IpNet;
 use url::Url;
 
 use crate::config::check::Checker;
@@ -14,6 +17,7 @@ pub(super) fn public(checker: &mut Checker<'_>, raw: raw::Public) -> Public {
         url: raw.url.and_then(|written| public_url(checker, &written)),
         allowed_origins: allowed_origins(checker, raw.allowed_origins.unwrap_or_default()),
         allowed_hosts: allowed_hosts(checker, raw.allowed_hosts.unwrap_or_default()),
+        trusted_proxies: trusted_proxies(checker, raw.trusted_proxies.unwrap_or_default()),
     }
 }
 
@@ -70,6 +74,21 @@ fn allowed_hosts(checker: &mut Checker<'_>, written: Vec<String>) -> Vec<String>
         }
     }
     hosts
+}
+
+fn trusted_proxies(checker: &mut Checker<'_>, written: Vec<String>) -> Vec<IpNet> {
+    let mut networks = Vec::new();
+    for (index, network) in written.into_iter().enumerate() {
+        let address = network.parse::<IpAddr>().map(IpNet::from);
+        match network.parse::<IpNet>().or(address) {
+            Ok(network) => networks.push(network),
+            Err(_) => {
+                let hint = "write an address, or a network such as `10.0.0.0/8`";
+                checker.problem(&format!("public.trusted_proxies[{index}]"), "not a network", hint);
+            }
+        }
+    }
+    networks
 }
 
 fn is_host(host: &str) -> bool {

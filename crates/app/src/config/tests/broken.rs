@@ -51,23 +51,23 @@ fn a_fault_of_a_flag_names_the_flag() {
         listen: Some("0.0.0.0:80".parse().unwrap()),
         public_url: Some("mcp.example.com".to_owned()),
         redis: Some(Secret::new("redis://:hunter2@a")),
-        database: Some(Secret::new("postgres://:hunter2@a")),
+        database: Some(Secret::new("mysql://:hunter2@a")),
         ..Overrides::default()
     };
     assert_snapshot!(load_with("{}", &overrides).unwrap_err(), @r"
-    --database (DRAWBRIDGE_DATABASE): database: this release keeps no durable records
-      hint: leave out `database`
     --public-url (DRAWBRIDGE_PUBLIC_URL): public.url: not the URL of a web server without a path
       hint: write scheme, host and port only, such as `https://mcp.example.com`
     --redis (DRAWBRIDGE_REDIS): redis.url: instances that share state need the same seal keys, and `seal.keys` has none
       hint: make one with `openssl rand -base64 32`, and give it to all instances as `seal: { keys: [{ id: k1, key: { env: DRAWBRIDGE_SEAL_K1 } }] }`
+    --database (DRAWBRIDGE_DATABASE): database.url: not the URL of a database that can be used
+      hint: write `postgres://USER:PASSWORD@HOST/NAME`, or `sqlite:FILE` for one instance alone
     --listen (DRAWBRIDGE_LISTEN): public.listen: anyone who reaches 0.0.0.0:80 could call every backend, since auth.mode is `none`
-      hint: listen on 127.0.0.1, or say in the file `auth: { mode: none, i_know_this_is_open: true }`
+      hint: ask callers for a token (`auth: { mode: embedded }` or `tokens`), listen on 127.0.0.1, or say in the file `auth: { mode: none, i_know_this_is_open: true }`
     ");
-    let overrides = Overrides { auth: Some(AuthMode::Tokens), ..Overrides::default() };
+    let overrides = Overrides { auth: Some(AuthMode::External), ..Overrides::default() };
     assert_snapshot!(load_with("{}", &overrides).unwrap_err(), @r"
-    --auth (DRAWBRIDGE_AUTH): auth.mode: this release has only the mode `none`
-      hint: use `none` on 127.0.0.1, behind something that checks its callers
+    --auth (DRAWBRIDGE_AUTH): auth.mode: this release does not have the mode `external`
+      hint: use `embedded` with your identity provider as `auth.login`, or `tokens`
     ");
 }
 

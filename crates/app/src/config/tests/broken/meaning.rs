@@ -39,10 +39,10 @@ broken_files! {
           hint: name a PEM file with the certificates of authorities
     "#;
 
-    database = "data_dir: /tmp\ndatabase: { url: \"postgres://a/b\" }\n"
+    database = "data_dir: /tmp\ndatabase: { url: \"mysql://a/b\" }\n"
     says r#"
-        drawbridge.yaml:2:1: database: this release keeps no durable records
-          hint: leave out `database`
+        drawbridge.yaml:2:13: database.url: not the URL of a database that can be used
+          hint: write `postgres://USER:PASSWORD@HOST/NAME`, or `sqlite:FILE` for one instance alone
     "#;
 
     collector_at_no_url = "tracing:\n  otlp:\n    endpoint: collector:4318\n    headers: { \"a b\": x }\n"
@@ -59,21 +59,63 @@ broken_files! {
           hint: use `protocol: http`, or a collector nearby
     "#;
 
-    mode_of_a_later_release = "auth: { mode: embedded }\n"
+    mode_of_a_later_release = "auth: { mode: external }\n"
     says r#"
-        drawbridge.yaml:1:9: auth.mode: this release has only the mode `none`
-          hint: use `none` on 127.0.0.1, behind something that checks its callers
+        drawbridge.yaml:1:9: auth.mode: this release does not have the mode `external`
+          hint: use `embedded` with your identity provider as `auth.login`, or `tokens`
+    "#;
+
+    login_without_a_url = "public: { listen: 0.0.0.0:80 }\nauth: { mode: embedded }\n"
+    says r#"
+        drawbridge.yaml:2:9: auth.mode: the mode `embedded` needs the URL that clients know
+          hint: set `public.url`, such as `https://mcp.example.com`
+    "#;
+
+    login_in_clear = "public: { url: \"http://mcp.example.com\" }\nauth: { mode: embedded }\n"
+    says r#"
+        drawbridge.yaml:1:11: public.url: tokens must not travel in clear, and clients refuse to log in there
+          hint: use `https`, and let whatever is in front of the gateway speak it
+    "#;
+
+    login_of_any_tenant = "auth:\n  mode: embedded\n  login: { issuer: \"https://login.microsoftonline.com/common/v2.0\", client_id: x }\n"
+    says r#"
+        drawbridge.yaml:3:12: auth.login.issuer: this provider would let users of any tenant in
+          hint: name your own tenant's issuer
+    "#;
+
+    redirect_of_many = "auth:\n  registration: { redirect_uris: [\"https://*.example.com/cb\"] }\n"
+    says r#"
+        drawbridge.yaml:2:35: auth.registration.redirect_uris[0]: not an https URL in its normal form
+          hint: write each one in full, such as `https://app.example.com/callback`; there are no wildcards
+    "#;
+
+    token_for_two_days = "auth: { access_token_ttl: 48h }\n"
+    says r#"
+        drawbridge.yaml:1:9: auth.access_token_ttl: too long
+          hint: the most is `1day`
+    "#;
+
+    first_token_that_anybody_guesses = "admin: { bootstrap_token: changeme-changeme-changeme-changeme }\n"
+    says r#"
+        drawbridge.yaml:1:10: admin.bootstrap_token: too easy to guess: at least 32 random characters are needed
+          hint: make one with `openssl rand -hex 32`
+    "#;
+
+    proxy_that_is_a_name = "public: { trusted_proxies: [balancer] }\n"
+    says r#"
+        drawbridge.yaml:1:29: public.trusted_proxies[0]: not a network
+          hint: write an address, or a network such as `10.0.0.0/8`
     "#;
 
     open_to_all = "public:\n  listen: 0.0.0.0:8080\n"
     says r#"
         drawbridge.yaml:2:3: public.listen: anyone who reaches 0.0.0.0:8080 could call every backend, since auth.mode is `none`
-          hint: listen on 127.0.0.1, or say in the file `auth: { mode: none, i_know_this_is_open: true }`
+          hint: ask callers for a token (`auth: { mode: embedded }` or `tokens`), listen on 127.0.0.1, or say in the file `auth: { mode: none, i_know_this_is_open: true }`
     "#;
 
     admin_open_to_all = "admin:\n  listen: 0.0.0.0:9090\n"
     says r#"
-    drawbridge.yaml:2:3: admin.listen: the admin API has no credential, so it stays on loopback
+    drawbridge.yaml:2:3: admin.listen: not all of this listener asks for a credential, so it stays on loopback
       hint: listen on 127.0.0.1; for orchestrators and metrics set `admin.probes: 0.0.0.0:9091`
     "#;
 
@@ -247,10 +289,10 @@ broken_files! {
 
     several_at_once = "redis: { url: \"redis://a\" }\nauth: { mode: tokens }\nbackends:\n  b: { url: x }\nendpoints:\n  e: { backends: [c] }\n"
     says r#"
+        drawbridge.yaml:1:1: database: instances that share Redis need a database that they share, for tokens and logins
+          hint: set `database: { url: postgres://... }` (--database)
         drawbridge.yaml:1:10: redis.url: instances that share state need the same seal keys, and `seal.keys` has none
           hint: make one with `openssl rand -base64 32`, and give it to all instances as `seal: { keys: [{ id: k1, key: { env: DRAWBRIDGE_SEAL_K1 } }] }`
-        drawbridge.yaml:2:9: auth.mode: this release has only the mode `none`
-          hint: use `none` on 127.0.0.1, behind something that checks its callers
         drawbridge.yaml:4:8: backends.b.url: not an http or https URL
           hint: write it in full, such as `https://tickets.internal/mcp`
         drawbridge.yaml:6:19: endpoints.e.backends[0]: there is no backend `c`

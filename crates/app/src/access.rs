@@ -1,0 +1,364 @@
+//! Who may: records, tokens, the authorization server, made of the configuration and looked after while the gateway runs.
+
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use anyhow::Context as _;
+use axum::Router;
+use axum::body::Body;
+use chrono::{TimeDelta, Utc};
+use drawbridge_auth::records::{Records, RecordsError, Token};
+use drawbridge_auth::resource::Origin;
+use drawbridge_auth::revoking::Revocations;
+use drawbridge_auth::scope::ADMIN_ALL;
+use drawbridge_auth::signing::Signer;
+use drawbridge_auth::token::{Secret, SecretKind, TokenKind};
+use drawbridge_auth::verifier::{Issuer, Verifier};
+use drawbridge_core::Tasks;
+use drawbridge_core::seal::KeyRing;
+use drawbridge_core::state::SharedState;
+use drawbridge_front::gate::{Gate, PeerAddress};
+use drawbridge_oauth::oidc::{Provider, ProviderOptions};
+use drawbridge_oauth::options::{Options, Registration};
+use drawbridge_oauth::{ClientAddress, HasEndpoint};
+use drawbridge_sql::{MigrationError, SqlOptions, SqlRecords};
+use http::Request;
+use parking_lot::{Mutex, RwLock};
+
+use crate::config::{AuthMode, Config, RegistrationPolicy};
+use crate::fetch::Fetcher;
+use crate::wiring::collector_options;
+
+/// The name of the token that the first administrator gets.
+pub const BOOTSTRAP: &str = "bootstrap";
+/// How long that is good for.
+const BOOTSTRAP_TIME: TimeDelta = TimeDelta::hours(24);
+/// How often signing keys are looked after, and what was used is written down.
+const TEND_EVERY: Duration = Duration::from_secs(60);
+/// How often what can matter to nobody any more is forgotten.
+const SWEEP_EVERY: Duration = Duration::from_secs(3600);
+/// How soon a database that was away is tried again.
+const RETRY_EVERY: Duration = Duration::from_secs(2);
+/// What a database has to answer in at the start, before it is said to be away.
+const FIRST_TRY: Duration = Duration::from_secs(10);
+
+/// The names of the endpoints that there are now; the default one is always there.
+#[derive(Debug, Clone, Default)]
+pub struct EndpointNames(Arc<RwLock<BTreeSet<String>>>);
+
+impl EndpointNames {
+    /// Replaces them.
+    pub fn set(&self, names: BTreeSet<String>) {
+        *self.0.write() = names;
+    }
+
+    fn has(&self) -> HasEndpoint {
+        let names = self.0.clone();
+        Arc::new(move |name| name.is_none_or(|name| names.read().contains(name)))
+    }
+}
+
+/// All that is needed to know who may.
+pub struct Access {
+    /// Durable records.
+    pub records: Arc<SqlRecords>,
+    /// What was revoked.
+    pub revocations: Arc<Revocations>,
+    /// Knows credentials.
+    pub verifier: Arc<Verifier>,
+    signer: Option<Arc<Signer>>,
+    origin: Option<Origin>,
+    shared: SharedState,
+    /// A first administrator's token is not made here.
+    has_bootstrap: bool,
+    is_prepared: AtomicBool,
+    trouble: Mutex<Option<String>>,
+}
+
+/// Where records are, as the configuration says.
+pub fn database_url(config: &Config) -> String {
+    match &config.database {
+        Some(url) => url.expose().to_owned(),
+        None => format!("sqlite:{}", config.data_dir.join("drawbridge.db").display()),
+    }
+}
+
+impl Access {
+    /// What the configuration asks for; `None` if callers are not asked who they are. `public` is where clients connect.
+    ///
+    /// # Errors
+    ///
+    /// If the database can't be used. One that is away may come back.
+    pub async fn open(
+        config: &Config,
+        public: SocketAddr,
+        shared: &SharedState,
+        ring: &Arc<KeyRing>,
+    ) -> anyhow::Result<Option<Arc<Self>>> {
+        if config.auth.mode == AuthMode::None {
+            return Ok(None);
+        }
+        let records = SqlRecords::open(&database_url(config), &SqlOptions::default()).context("database")?;
+        Ok(Some(Self::with(config, public, shared, ring, records).await?))
+    }
+
+    /// The same over `records`.
+    ///
+    /// # Errors
+    ///
+    /// If the database can't be used.
+    pub async fn with(
+        config: &Config,
+        public: SocketAddr,
+        shared: &SharedState,
+        ring: &Arc<KeyRing>,
+        records: SqlRecords,
+    ) -> anyhow::Result<Arc<Self>> {
+        let sql = Arc::new(records);
+        let records: Arc<dyn Records> = sql.clone();
+        let revocations = Revocations::new(records.clone(), shared.revocations.clone());
+        let is_embedded = config.auth.mode == AuthMode::Embedded;
+        let origin = is_embedded.then(|| match &config.public.url {
+            Some(url) => Ok(Origin::of(url)),
+            None => format!("http://{public}").parse().map(|url| Origin::of(&url)),
+        });
+        let origin = origin.transpose()?;
+        let signer = origin
+            .as_ref()
+            .map(|origin| Arc::new(Signer::new(origin.as_str(), records.clone(), ring.clone())));
+        let own = signer.iter().map(|signer| Issuer {
+            policy: signer.policy(),
+            keys: signer.clone(),
+            is_own: true,
+        });
+        let verifier = Arc::new(Verifier::new(origin.clone(), records, revocations.clone(), own.collect()));
+        let this = Arc::new(Self {
+            records: sql,
+            revocations,
+            verifier,
+            signer,
+            origin,
+            shared: shared.clone(),
+            has_bootstrap: config.admin.bootstrap_token.is_some(),
+            is_prepared: AtomicBool::new(false),
+            trouble: Mutex::default(),
+        });
+        match tokio::time::timeout(FIRST_TRY, this.prepare()).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) if may_pass(&error) => this.is_in_trouble(&format!("{error:#}")),
+            Ok(Err(error)) => return Err(error),
+            Err(_) => this.is_in_trouble("the database does not answer"),
+        }
+        Ok(this)
+    }
+
+    fn is_in_trouble(&self, why: &str) {
+        tracing::warn!("the database can't be used yet; it is tried again: {why}");
+        *self.trouble.lock() = Some(why.to_owned());
+    }
+
+    /// Brings the database up to date, reads what was revoked and the keys, and lets a first administrator in.
+    async fn prepare(&self) -> anyhow::Result<()> {
+        let applied = self.records.migrate().await.context("database")?;
+        if !applied.is_empty() {
+            tracing::info!(migrations = applied.join(","), "the database was brought up to date");
+        }
+        self.revocations.read().await?;
+        if let Some(signer) = &self.signer {
+            signer.tend().await?;
+        }
+        self.let_first_administrator_in().await?;
+        *self.trouble.lock() = None;
+        self.is_prepared.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    /// Where there is no admin token at all, one is made and shown once.
+    async fn let_first_administrator_in(&self) -> anyhow::Result<()> {
+        let now = Utc::now();
+        if self.has_bootstrap || self.records.has_token(TokenKind::Admin, "", now).await? {
+            return Ok(());
+        }
+        let is_first = self.shared.claims.claim("bootstrap", Duration::from_secs(60)).await;
+        if !is_first.unwrap_or(true) {
+            return Ok(());
+        }
+        let secret = Secret::fresh(SecretKind::Admin);
+        let id = drawbridge_auth::fresh_id();
+        let token = Token {
+            chain: id.clone(),
+            id,
+            kind: TokenKind::Admin,
+            name: BOOTSTRAP.to_owned(),
+            owner: None,
+            service: Some(BOOTSTRAP.to_owned()),
+            hint: secret.hint().to_owned(),
+            scopes: BTreeSet::from([ADMIN_ALL.to_owned()]),
+            endpoints: BTreeSet::new(),
+            networks: BTreeSet::new(),
+            groups: BTreeSet::new(),
+            version: 0,
+            created_by: BOOTSTRAP.to_owned(),
+            created_at: now,
+            expires_at: Some(now + BOOTSTRAP_TIME),
+            last_used_at: None,
+            last_used_from: None,
+            revoked_at: None,
+            revoked_by: None,
+            rotated_to: None,
+        };
+        self.records.add_token(&token, &secret.hash()).await?;
+        say_once(secret.expose());
+        Ok(())
+    }
+
+    /// Why credentials can't be checked.
+    pub fn trouble(&self) -> Option<String> {
+        if self.is_prepared.load(Ordering::Acquire) {
+            return None;
+        }
+        let why = self.trouble.lock().clone();
+        Some(why.unwrap_or_else(|| "the database was not read yet".to_owned()))
+    }
+
+    /// Asks callers who they are.
+    pub fn gate(&self) -> Gate {
+        Gate { verifier: self.verifier.clone(), discovery: self.origin.clone() }
+    }
+
+    /// The issuer of tokens and the URL that clients know, if clients can log in by themselves.
+    pub fn origin(&self) -> Option<&Origin> {
+        self.origin.as_ref()
+    }
+
+    /// What is answered at paths where there is no MCP.
+    pub fn router(&self, config: &Config, ring: &Arc<KeyRing>, names: &EndpointNames) -> Router {
+        let (Some(origin), Some(signer)) = (&self.origin, &self.signer) else {
+            return drawbridge_oauth::nothing();
+        };
+        let provider = config.auth.login.as_ref().map(|login| {
+            let options = ProviderOptions {
+                issuer: login.issuer.clone(),
+                client_id: login.client_id.clone(),
+                client_secret: login.client_secret.as_ref().map(|secret| secret.expose().to_owned()),
+                scopes: login.scopes.clone(),
+                groups_claim: login.groups_claim.clone(),
+            };
+            Provider::new(options, Arc::new(Fetcher::new(collector_options(config))))
+        });
+        let router = drawbridge_oauth::server(drawbridge_oauth::Parts {
+            origin: origin.clone(),
+            options: options(config),
+            provider,
+            records: self.records.clone(),
+            signer: signer.clone(),
+            revocations: self.revocations.clone(),
+            verifier: self.verifier.clone(),
+            ring: ring.clone(),
+            claims: self.shared.claims.clone(),
+            limiter: self.shared.limiter.clone(),
+            has_endpoint: names.has(),
+        });
+        router.layer(axum::middleware::map_request(|mut request: Request<Body>| async {
+            if let Some(PeerAddress(address)) = request.extensions().get().copied() {
+                request.extensions_mut().insert(ClientAddress(address));
+            }
+            request
+        }))
+    }
+
+    /// Looks after all of it until the gateway stops.
+    pub fn tend(self: &Arc<Self>, tasks: &Tasks) {
+        self.revocations.tend(tasks);
+        let (this, stop) = (self.clone(), tasks.clone());
+        tasks.spawn("tend records", async move {
+            let work = async {
+                while this.trouble().is_some() {
+                    tokio::time::sleep(RETRY_EVERY).await;
+                    if let Err(error) = this.prepare().await {
+                        this.is_in_trouble(&format!("{error:#}"));
+                    }
+                }
+                this.tend_prepared().await;
+            };
+            tokio::select! {
+                () = work => {}
+                () = stop.stop_token().cancelled() => {}
+            }
+            this.verifier.flush_uses().await;
+            this.records.close().await;
+        });
+    }
+
+    async fn tend_prepared(&self) {
+        let mut swept = tokio::time::Instant::now();
+        loop {
+            tokio::time::sleep(TEND_EVERY).await;
+            self.verifier.flush_uses().await;
+            if let Some(signer) = &self.signer
+                && let Err(error) = signer.tend().await
+            {
+                tracing::warn!("signing keys can't be looked after: {error}");
+            }
+            if swept.elapsed() >= SWEEP_EVERY {
+                swept = tokio::time::Instant::now();
+                self.sweep().await;
+            }
+        }
+    }
+
+    async fn sweep(&self) {
+        let now = Utc::now();
+        let swept = async {
+            let clients = self.records.forget_unused_clients(now - TimeDelta::days(7)).await?;
+            Ok::<_, RecordsError>(clients + self.records.sweep(now, None).await?)
+        };
+        match swept.await {
+            Ok(0) => {}
+            Ok(rows) => tracing::info!(rows, "forgot records that can matter to nobody any more"),
+            Err(error) => tracing::warn!("old records can't be forgotten: {error}"),
+        }
+    }
+}
+
+/// Whether trying again may help.
+fn may_pass(error: &anyhow::Error) -> bool {
+    let unavailable = |error: &RecordsError| matches!(error, RecordsError::Unavailable(_));
+    let of_migration = error.downcast_ref::<MigrationError>().is_some_and(|error| match error {
+        MigrationError::Records(error) => unavailable(error),
+        _ => false,
+    });
+    of_migration || error.downcast_ref::<RecordsError>().is_some_and(unavailable)
+}
+
+/// Shows the first administrator's token on standard error, and nowhere else.
+fn say_once(secret: &str) {
+    use std::io::Write as _;
+    let _ = writeln!(
+        std::io::stderr(),
+        "\nThere is no token for the admin API yet. This one works for 24 hours and is shown this once:\n\n    {secret}\n\n\
+         Make others with it: DRAWBRIDGE_ADMIN_TOKEN=... drawbridge token create --help\n"
+    );
+}
+
+fn options(config: &Config) -> Options {
+    let auth = &config.auth;
+    let delta = |time: Duration| TimeDelta::from_std(time).unwrap_or(TimeDelta::MAX);
+    Options {
+        access_token_ttl: delta(auth.access_token_ttl),
+        refresh_idle_ttl: delta(auth.refresh_idle_ttl),
+        refresh_absolute_ttl: delta(auth.refresh_absolute_ttl),
+        refresh_grace: delta(auth.refresh_grace),
+        registration: match auth.registration {
+            RegistrationPolicy::Open => Registration::Open,
+            RegistrationPolicy::Curated => Registration::Curated,
+            RegistrationPolicy::Closed => Registration::Closed,
+        },
+        redirect_uris: auth.redirect_uris.clone(),
+        resource_name: auth.name.clone(),
+        allowed_groups: auth.login.as_ref().map(|login| login.allowed_groups.clone()).unwrap_or_default(),
+    }
+}

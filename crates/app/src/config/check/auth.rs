@@ -1,0 +1,194 @@
+//! Checks of who may call, and where that is written down.
+
+use std::time::Duration;
+
+use url::Url;
+
+use crate::config::check::Checker;
+use crate::config::model::{Auth, Config, Login};
+use crate::config::raw::{self, AuthMode};
+use crate::config::secret::Secret;
+use crate::config::value::{SecretSource, Span};
+
+const DAY: Duration = Duration::from_secs(24 * 3600);
+const MIN_BOOTSTRAP: usize = 32;
+
+/// Checks where durable records are.
+pub(super) fn database(checker: &mut Checker<'_>, raw: Option<raw::Database>) -> Option<Secret> {
+    let url = checker.secret("database.url", raw?.url)?;
+    let is_known =
+        ["sqlite:", "postgres://", "postgresql://"].iter().any(|scheme| url.expose().starts_with(scheme));
+    if !is_known {
+        let hint = "write `postgres://USER:PASSWORD@HOST/NAME`, or `sqlite:FILE` for one instance alone";
+        checker.problem("database.url", "not the URL of a database that can be used", hint);
+    }
+    Some(url)
+}
+
+/// Checks the first token of the admin API: it must be hard to guess.
+pub(super) fn bootstrap_token(checker: &mut Checker<'_>, path: &str, source: SecretSource) -> Option<Secret> {
+    let token = checker.secret(path, source)?;
+    let text = token.expose();
+    let distinct = text.chars().collect::<std::collections::BTreeSet<_>>().len();
+    let lower = text.to_ascii_lowercase();
+    let is_placeholder = ["changeme", "change-me", "example", "secret", "password", "placeholder"]
+        .iter()
+        .any(|word| lower.starts_with(word));
+    if text.chars().count() < MIN_BOOTSTRAP || distinct < 10 || is_placeholder {
+        let hint = "make one with `openssl rand -hex 32`";
+        checker.problem(path, "too easy to guess: at least 32 random characters are needed", hint);
+        return None;
+    }
+    Some(token)
+}
+
+/// Checks who may call.
+pub(super) fn auth(checker: &mut Checker<'_>, raw: raw::Auth, config: &Config) -> Auth {
+    let default = Auth::default();
+    let registration = raw.registration.unwrap_or_default();
+    let auth = Auth {
+        mode: raw.mode.unwrap_or(default.mode),
+        name: raw.name.filter(|name| !name.is_empty()).unwrap_or(default.name),
+        access_token_ttl: span(
+            checker,
+            "access_token_ttl",
+            raw.access_token_ttl,
+            default.access_token_ttl,
+            DAY,
+        ),
+        refresh_idle_ttl: span(
+            checker,
+            "refresh_idle_ttl",
+            raw.refresh_idle_ttl,
+            default.refresh_idle_ttl,
+            DAY * 366,
+        ),
+        refresh_absolute_ttl: span(
+            checker,
+            "refresh_absolute_ttl",
+            raw.refresh_absolute_ttl,
+            default.refresh_absolute_ttl,
+            DAY * 3660,
+        ),
+        refresh_grace: span(checker, "refresh_grace", raw.refresh_grace, default.refresh_grace, DAY / 24),
+        registration: registration.dcr.unwrap_or(default.registration),
+        redirect_uris: redirect_uris(checker, registration.redirect_uris.unwrap_or_default()),
+        login: raw.login.and_then(|login| provider(checker, login)),
+    };
+    let listen = config.public.listen;
+    match auth.mode {
+        AuthMode::None if !listen.ip().is_loopback() && !raw.i_know_this_is_open.unwrap_or(false) => {
+            let message =
+                format!("anyone who reaches {listen} could call every backend, since auth.mode is `none`");
+            let hint = "ask callers for a token (`auth: { mode: embedded }` or `tokens`), listen on 127.0.0.1, or say in \
+                        the file `auth: { mode: none, i_know_this_is_open: true }`";
+            checker.problem("public.listen", message, hint);
+        }
+        AuthMode::None => {}
+        AuthMode::External => {
+            let hint = "use `embedded` with your identity provider as `auth.login`, or `tokens`";
+            checker.problem("auth.mode", "this release does not have the mode `external`", hint);
+        }
+        AuthMode::Embedded => needs_url(checker, config),
+        AuthMode::Tokens => {}
+    }
+    if auth.mode != AuthMode::None {
+        needs_shared_database(checker, config);
+    }
+    auth
+}
+
+/// Clients are sent to the gateway's own URL to log in.
+fn needs_url(checker: &mut Checker<'_>, config: &Config) {
+    let Some(url) = &config.public.url else {
+        if !config.public.listen.ip().is_loopback() {
+            let hint = "set `public.url`, such as `https://mcp.example.com`";
+            checker.problem("auth.mode", "the mode `embedded` needs the URL that clients know", hint);
+        }
+        return;
+    };
+    let is_loopback = url.host_str().is_some_and(|host| {
+        host == "localhost"
+            || host.trim_matches(['[', ']']).parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback())
+    });
+    if url.scheme() != "https" && !is_loopback {
+        let hint = "use `https`, and let whatever is in front of the gateway speak it";
+        checker.problem(
+            "public.url",
+            "tokens must not travel in clear, and clients refuse to log in there",
+            hint,
+        );
+    }
+}
+
+/// Several instances must see the same records.
+fn needs_shared_database(checker: &mut Checker<'_>, config: &Config) {
+    let is_shared = config.database.as_ref().is_some_and(|url| url.expose().starts_with("postgres"));
+    if config.redis.is_some() && !is_shared {
+        let hint = "set `database: { url: postgres://... }` (--database)";
+        checker.problem(
+            "database",
+            "instances that share Redis need a database that they share, for tokens and logins",
+            hint,
+        );
+    }
+}
+
+fn span(
+    checker: &mut Checker<'_>,
+    key: &str,
+    written: Option<Span>,
+    default: Duration,
+    most: Duration,
+) -> Duration {
+    let path = format!("auth.{key}");
+    let span = checker.positive(&path, written, default);
+    if span > most {
+        let hint = format!("the most is `{}`", humantime::format_duration(most));
+        checker.problem(&path, "too long", hint);
+        return default;
+    }
+    span
+}
+
+fn redirect_uris(checker: &mut Checker<'_>, written: Vec<String>) -> Vec<String> {
+    for (index, uri) in written.iter().enumerate() {
+        let is_fine = Url::parse(uri)
+            .is_ok_and(|url| url.as_str() == uri && url.scheme() == "https" && !uri.contains('*'));
+        if !is_fine {
+            let hint =
+                "write each one in full, such as `https://app.example.com/callback`; there are no wildcards";
+            checker.problem(
+                &format!("auth.registration.redirect_uris[{index}]"),
+                "not an https URL in its normal form",
+                hint,
+            );
+        }
+    }
+    written
+}
+
+fn provider(checker: &mut Checker<'_>, raw: raw::Login) -> Option<Login> {
+    let url = Url::parse(&raw.issuer).ok().filter(|url| matches!(url.scheme(), "https" | "http"));
+    if url.is_none() {
+        let hint = "write it exactly as the provider's metadata do, such as `https://login.example.com`";
+        checker.problem("auth.login.issuer", "not a URL", hint);
+    }
+    let serves_anybody = ["/common", "/organizations", "/consumers"];
+    if serves_anybody.iter().any(|tenant| raw.issuer.contains(tenant)) {
+        let hint = "name your own tenant's issuer";
+        checker.problem("auth.login.issuer", "this provider would let users of any tenant in", hint);
+    }
+    let secret = raw.client_secret.and_then(|source| checker.secret("auth.login.client_secret", source));
+    let strings = |written: Option<Vec<String>>, default: &[&str]| {
+        written.unwrap_or_else(|| default.iter().map(|one| (*one).to_owned()).collect())
+    };
+    Some(Login {
+        issuer: raw.issuer,
+        client_id: raw.client_id,
+        client_secret: secret,
+        scopes: strings(raw.scopes, &["openid", "email", "profile"]),
+        groups_claim: raw.groups_claim.unwrap_or_else(|| "groups".to_owned()),
+        allowed_groups: strings(raw.allowed_groups, &[]),
+    })
+}

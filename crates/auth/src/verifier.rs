@@ -1,0 +1,374 @@
+//! From the text of a credential to whom it is from. What was found out is remembered by a digest of the text: a
+//! request with a credential that is known costs one digest and a few look-ups, no signature and no question.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use chrono::Utc;
+use ipnet::IpNet;
+use moka::future::Cache;
+use parking_lot::Mutex;
+use sha2::{Digest as _, Sha256};
+use tokio::time::Instant;
+
+use crate::identity::{Credential, Identity, Kind, context};
+use crate::jwt::{KeySource, LEEWAY, MAX_TOKEN_BYTES, Policy, Unverified};
+use crate::records::{Records, RecordsError, Time, Token, TokenStatus, User};
+use crate::resource::Origin;
+use crate::revoking::{RevocationKey, Revocations};
+use crate::scope::{self, Scopes};
+use crate::token::{self, SecretKind, TokenKind};
+
+/// Tokens whose records were looked up are looked up again after this time.
+const FRESH: Duration = Duration::from_secs(30);
+/// While records can't be had, they are good for this long, as long as revocations are heard.
+const STALE: Duration = Duration::from_secs(600);
+/// Credentials that are remembered.
+const MAX_KNOWN: u64 = 50_000;
+/// Those that are known to be none.
+const MAX_REFUSED: u64 = 10_000;
+const REFUSED_FOR: Duration = Duration::from_secs(5);
+
+/// Why a credential is not accepted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Refused {
+    /// It is none. Why is for the log alone.
+    Invalid(&'static str),
+    /// It can't be told now.
+    Unavailable(String),
+}
+
+impl From<RecordsError> for Refused {
+    fn from(error: RecordsError) -> Self {
+        Self::Unavailable(error.to_string())
+    }
+}
+
+/// An issuer of JSON Web Tokens.
+pub struct Issuer {
+    /// Which are accepted.
+    pub policy: Policy,
+    /// Its keys.
+    pub keys: Arc<dyn KeySource>,
+    /// Whether it is the gateway's own: then its tokens name a grant.
+    pub is_own: bool,
+}
+
+struct Known {
+    identity: Arc<Identity>,
+    /// When it was last found out, of what can change without being revoked.
+    looked_up: Option<Instant>,
+}
+
+/// Finds out whom credentials are from.
+pub struct Verifier {
+    /// What names the resources; without it resources are named by their paths.
+    origin: Option<Origin>,
+    records: Arc<dyn Records>,
+    revocations: Arc<Revocations>,
+    issuers: Vec<Issuer>,
+    known: Cache<[u8; 32], Arc<Known>>,
+    refused: Cache<[u8; 32], &'static str>,
+    uses: Mutex<HashMap<String, (Time, Option<IpAddr>)>>,
+}
+
+impl std::fmt::Debug for Verifier {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Verifier").field("origin", &self.origin).finish_non_exhaustive()
+    }
+}
+
+impl Verifier {
+    /// A verifier of issued tokens and of those of `issuers`.
+    pub fn new(
+        origin: Option<Origin>,
+        records: Arc<dyn Records>,
+        revocations: Arc<Revocations>,
+        issuers: Vec<Issuer>,
+    ) -> Self {
+        Self {
+            origin,
+            records,
+            revocations,
+            issuers,
+            known: Cache::new(MAX_KNOWN),
+            refused: Cache::builder().max_capacity(MAX_REFUSED).time_to_live(REFUSED_FOR).build(),
+            uses: Mutex::default(),
+        }
+    }
+
+    /// The resource that the endpoint `name` is.
+    fn resource(&self, endpoint: Option<&str>) -> String {
+        match &self.origin {
+            Some(origin) => origin.resource(endpoint),
+            None => crate::resource::path_of(endpoint),
+        }
+    }
+
+    /// Where revocations are heard.
+    pub fn revocations(&self) -> &Arc<Revocations> {
+        &self.revocations
+    }
+
+    /// Whom a credential for the endpoint `name` is from, that was sent from `address`.
+    ///
+    /// # Errors
+    ///
+    /// If it is not accepted, or that can't be told now.
+    pub async fn verify(
+        &self,
+        credential: &str,
+        endpoint: Option<&str>,
+        address: Option<IpAddr>,
+    ) -> Result<Arc<Identity>, Refused> {
+        if credential.len() > MAX_TOKEN_BYTES {
+            return Err(Refused::Invalid("it is too long"));
+        }
+        let identity = self.find(credential, endpoint).await?;
+        if identity.expires_at.is_some_and(|end| end <= Utc::now()) {
+            return Err(Refused::Invalid("it has expired"));
+        }
+        if !identity.may_come_from(address) {
+            return Err(Refused::Invalid("it is not accepted from this address"));
+        }
+        if let Credential::Token(id) = &identity.credential {
+            self.note_use(id, address);
+        }
+        Ok(identity)
+    }
+
+    async fn find(&self, credential: &str, endpoint: Option<&str>) -> Result<Arc<Identity>, Refused> {
+        let key = digest(credential, endpoint);
+        let known = self.known.get(&key).await;
+        let is_current = self.revocations.is_current();
+        if let Some(known) = &known {
+            let is_good = !known.identity.keys.iter().any(|key| self.revocations.is_revoked(key));
+            let is_fresh = known.looked_up.is_none_or(|at| at.elapsed() < FRESH);
+            if is_good && is_fresh && is_current {
+                return Ok(known.identity.clone());
+            }
+        }
+        if let Some(why) = self.refused.get(&key).await {
+            return Err(Refused::Invalid(why));
+        }
+        match self.look_up(credential, endpoint).await {
+            Ok(found) => {
+                // What was revoked while it was looked up is refused by its key when it is used.
+                if found.identity.keys.iter().any(|key| self.revocations.is_revoked(key)) {
+                    return Err(Refused::Invalid("it was revoked"));
+                }
+                if !self.revocations.is_current() {
+                    return Err(Refused::Unavailable("what was revoked is not known".to_owned()));
+                }
+                self.known.insert(key, found.clone()).await;
+                Ok(found.identity.clone())
+            }
+            Err(Refused::Invalid(why)) => {
+                self.known.invalidate(&key).await;
+                self.refused.insert(key, why).await;
+                Err(Refused::Invalid(why))
+            }
+            Err(unavailable) => match known {
+                Some(known)
+                    if is_current
+                        && known.looked_up.is_some_and(|at| at.elapsed() < STALE)
+                        && !known.identity.keys.iter().any(|key| self.revocations.is_revoked(key)) =>
+                {
+                    Ok(known.identity.clone())
+                }
+                _ => Err(unavailable),
+            },
+        }
+    }
+
+    async fn look_up(&self, credential: &str, endpoint: Option<&str>) -> Result<Arc<Known>, Refused> {
+        if credential.starts_with(token::PREFIX) {
+            return match token::parse(credential) {
+                Some(SecretKind::Personal | SecretKind::Service) => {
+                    self.issued_token(credential, endpoint).await
+                }
+                Some(_) => Err(Refused::Invalid("it is no token for endpoints")),
+                None => Err(Refused::Invalid("its checksum is wrong")),
+            };
+        }
+        let token = Unverified::read(credential).ok_or(Refused::Invalid("it is malformed"))?;
+        let issuer = self.issuers.iter().find(|issuer| issuer.policy.issuer == token.issuer());
+        let issuer = issuer.ok_or(Refused::Invalid("its issuer is not known"))?;
+        token.fits(&issuer.policy).map_err(Refused::Invalid)?;
+        let (kid, algorithm) = token.key();
+        let key = issuer.keys.key(kid, algorithm).await.map_err(|e| Refused::Unavailable(e.to_string()))?;
+        let key = key.ok_or(Refused::Invalid("its key is not known"))?;
+        let resource = self.resource(endpoint);
+        let claims = token.verify(&issuer.policy, &key, &resource).map_err(Refused::Invalid)?;
+        let client = claims.client().ok_or(Refused::Invalid("it names no client"))?.to_owned();
+        let kind = if claims.sub == client { Kind::Service } else { Kind::User };
+        let mut keys = Vec::new();
+        let credential = match (&claims.gid, claims.ver) {
+            (Some(grant), Some(version)) if issuer.is_own => {
+                keys.extend([RevocationKey::grant(grant), RevocationKey::user(&claims.sub, version)]);
+                if let Some(refresh) = &claims.rid {
+                    // Its answer has arrived. Being late with this does no harm.
+                    if let Err(why) = self.records.refresh_seen(refresh, Utc::now()).await {
+                        tracing::debug!("the use of an access token was not noted: {why}");
+                    }
+                }
+                Credential::Grant { id: grant.clone(), refresh: claims.rid.clone() }
+            }
+            _ if issuer.is_own => return Err(Refused::Invalid("it lacks a claim")),
+            _ => Credential::External,
+        };
+        #[expect(clippy::cast_possible_truncation, reason = "seconds")]
+        let ends = Time::from_timestamp(claims.exp as i64 + i64::try_from(LEEWAY).unwrap_or(0), 0);
+        let identity = Identity {
+            principal: context(&claims.iss, &claims.sub, &client, &resource, kind),
+            issuer: claims.iss.clone(),
+            subject: claims.sub.clone(),
+            kind,
+            client,
+            credential,
+            scopes: claims.scopes(),
+            expires_at: Some(ends.ok_or(Refused::Invalid("its end is no time"))?),
+            networks: Vec::new(),
+            keys,
+        };
+        Ok(Arc::new(Known { identity: Arc::new(identity), looked_up: None }))
+    }
+
+    async fn issued_token(&self, secret: &str, endpoint: Option<&str>) -> Result<Arc<Known>, Refused> {
+        let looked_up = Instant::now();
+        let found = self.records.token_by_secret(&token::hash(secret)).await?;
+        let (token, owner) = found.ok_or(Refused::Invalid("there is no such token"))?;
+        let now = Utc::now();
+        usable(&token, owner.as_ref(), now)?;
+        let here = endpoint.unwrap_or_default();
+        let is_for_here = if token.endpoints.is_empty() {
+            endpoint.is_none()
+        } else {
+            token.endpoints.iter().any(|name| name == "*" || name == here)
+        };
+        if !is_for_here {
+            return Err(Refused::Invalid("it is for another endpoint"));
+        }
+        let (kind, subject, issuer) = match (&owner, &token.service) {
+            (Some(user), _) => (Kind::User, user.id.clone(), user.issuer.clone()),
+            (None, Some(service)) => (Kind::Service, service.clone(), "service".to_owned()),
+            (None, None) => return Err(Refused::Invalid("it is nobody's")),
+        };
+        let networks: Option<Vec<IpNet>> = token.networks.iter().map(|text| text.parse().ok()).collect();
+        let networks = networks.ok_or(Refused::Invalid("its networks can't be read"))?;
+        let client = format!("pat:{}", token.chain);
+        let mut keys = vec![RevocationKey::token(&token.id, token.version)];
+        keys.extend(owner.as_ref().map(|user| RevocationKey::user(&user.id, user.version)));
+        let identity = Identity {
+            principal: context(&issuer, &subject, &client, &self.resource(endpoint), kind),
+            issuer,
+            subject,
+            kind,
+            client,
+            credential: Credential::Token(token.id),
+            scopes: Scopes::new(token.scopes),
+            expires_at: token.expires_at,
+            networks,
+            keys,
+        };
+        Ok(Arc::new(Known { identity: Arc::new(identity), looked_up: Some(looked_up) }))
+    }
+
+    /// The admin token with this secret.
+    ///
+    /// # Errors
+    ///
+    /// If it is none that is good now, or that can't be told.
+    pub async fn admin_token(&self, secret: &str) -> Result<Token, Refused> {
+        if token::parse(secret) != Some(SecretKind::Admin) {
+            return Err(Refused::Invalid("it is no admin token"));
+        }
+        let found = self.records.token_by_secret(&token::hash(secret)).await?;
+        let (token, owner) = found.ok_or(Refused::Invalid("there is no such token"))?;
+        usable(&token, owner.as_ref(), Utc::now())?;
+        if token.kind != TokenKind::Admin {
+            return Err(Refused::Invalid("it is no admin token"));
+        }
+        self.note_use(&token.id, None);
+        Ok(token)
+    }
+
+    /// The user who signs in with this token.
+    ///
+    /// # Errors
+    ///
+    /// If nobody does, or that can't be told.
+    pub async fn sign_in(&self, secret: &str) -> Result<User, Refused> {
+        if !matches!(token::parse(secret), Some(SecretKind::Personal)) {
+            return Err(Refused::Invalid("it is no personal token"));
+        }
+        let found = self.records.token_by_secret(&token::hash(secret)).await?;
+        let (token, owner) = found.ok_or(Refused::Invalid("there is no such token"))?;
+        usable(&token, owner.as_ref(), Utc::now())?;
+        if !token.scopes.contains(scope::LOGIN) {
+            return Err(Refused::Invalid("it lacks the scope login"));
+        }
+        self.note_use(&token.id, None);
+        owner.ok_or(Refused::Invalid("it is nobody's"))
+    }
+
+    /// The grant that an access token of the gateway's own is of, whatever has become of that since.
+    pub async fn grant_of(&self, credential: &str) -> Option<String> {
+        let token = Unverified::read(credential)?;
+        let own =
+            self.issuers.iter().find(|issuer| issuer.is_own && issuer.policy.issuer == token.issuer())?;
+        token.fits(&own.policy).ok()?;
+        let (kid, algorithm) = token.key();
+        let key = own.keys.key(kid, algorithm).await.ok()??;
+        token.grant(&own.policy, &key)
+    }
+
+    fn note_use(&self, id: &str, address: Option<IpAddr>) {
+        let mut uses = self.uses.lock();
+        match uses.get_mut(id) {
+            Some(last) => *last = (Utc::now(), address),
+            None => {
+                uses.insert(id.to_owned(), (Utc::now(), address));
+            }
+        }
+    }
+
+    /// Writes down when which tokens were used. To be called now and then.
+    pub async fn flush_uses(&self) {
+        let uses = std::mem::take(&mut *self.uses.lock());
+        if uses.is_empty() {
+            return;
+        }
+        let rows: Vec<_> = uses.into_iter().map(|(id, (at, address))| (id, at, address)).collect();
+        if let Err(why) = self.records.touch_tokens(&rows).await {
+            tracing::warn!("when tokens were last used was not written down: {why}");
+            let mut uses = self.uses.lock();
+            for (id, at, address) in rows {
+                uses.entry(id).or_insert((at, address));
+            }
+        }
+    }
+}
+
+fn usable(token: &Token, owner: Option<&User>, now: Time) -> Result<(), Refused> {
+    match token.status(now) {
+        TokenStatus::Active => {}
+        TokenStatus::Expired => return Err(Refused::Invalid("it has expired")),
+        TokenStatus::Revoked => return Err(Refused::Invalid("it was revoked")),
+    }
+    if token.owner.is_some() && owner.is_none_or(|owner| owner.disabled_at.is_some()) {
+        return Err(Refused::Invalid("its owner is disabled"));
+    }
+    Ok(())
+}
+
+/// By what a credential at an endpoint is remembered: the text itself is nowhere.
+fn digest(credential: &str, endpoint: Option<&str>) -> [u8; 32] {
+    let mut hash = Sha256::new();
+    hash.update(credential);
+    hash.update([0]);
+    hash.update(endpoint.unwrap_or_default());
+    hash.finalize().into()
+}

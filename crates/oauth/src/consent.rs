@@ -1,0 +1,163 @@
+//! The user decides. Consent is asked for each time: a silent yes is what confused deputies live on.
+
+use axum::body::Body;
+use axum::extract::State;
+use chrono::Utc;
+use drawbridge_auth::scope::{READ, WRITE};
+use http::{HeaderMap, Request, Response, StatusCode};
+use url::Url;
+
+use crate::Inner;
+use crate::browser::{Browser, Login};
+use crate::clients::Shared;
+use crate::form::Form;
+use crate::pages::{self, Consent, Offer};
+use crate::redirect;
+use crate::text::{Text, printable};
+use crate::transaction::{Code, Transaction};
+
+impl Inner {
+    /// Shows somebody who has logged in what a client wants.
+    pub(crate) async fn ask_for_consent(
+        &self,
+        transaction: Transaction,
+        login: &Login,
+        text: &'static Text,
+    ) -> Response<Body> {
+        let unavailable = |error: &dyn std::fmt::Display| {
+            tracing::warn!("consent can't be asked for: {error}");
+            self.trouble(text, StatusCode::SERVICE_UNAVAILABLE, text.unavailable)
+        };
+        let user = match self.records.user(&login.user).await {
+            Ok(Some(user)) if user.disabled_at.is_none() && user.version == login.version => user,
+            Ok(Some(user)) if user.disabled_at.is_some() => {
+                return self.trouble(text, StatusCode::FORBIDDEN, text.not_allowed);
+            }
+            // What the login was about is no longer so.
+            Ok(_) => return self.ask_for_login(&transaction, text).await,
+            Err(error) => return unavailable(&error),
+        };
+        let client = match self.client(&transaction.client).await {
+            Ok(Some(client)) if !client.is_disabled => client,
+            Ok(_) => return self.trouble(text, StatusCode::BAD_REQUEST, text.unknown_client),
+            Err(error) => return unavailable(&error),
+        };
+        let sealed = Transaction { user: Some(user.id.clone()), ..transaction.clone() }.seal(self);
+        let to = Url::parse(&transaction.redirect_uri).ok();
+        let is_program = to.as_ref().is_some_and(|url| url.scheme() == "http" && redirect::is_loopback(url));
+        let host = to.as_ref().and_then(Url::host_str).unwrap_or_default();
+        let scheme = to.as_ref().map(Url::scheme).unwrap_or_default();
+        let place = if scheme == "https" { host.to_owned() } else { format!("{scheme}://{host}") };
+        let is_listed = to.as_ref().is_some_and(|url| {
+            redirect::is_listed(&transaction.redirect_uri, url, &self.options.redirect_uris)
+        });
+        let offers = transaction.scopes.iter().map(|scope| Offer {
+            scope,
+            means: if scope == WRITE { text.scope_write } else { text.scope_read },
+        });
+        let name = client.metadata.client_name.as_deref().unwrap_or(&client.id);
+        let shown = user.name.as_deref().or(user.email.as_deref()).unwrap_or(&user.subject);
+        pages::page(
+            StatusCode::OK,
+            &Consent {
+                text,
+                gateway: &self.options.resource_name,
+                transaction: &sealed,
+                client: &printable(name, 80),
+                verified_by: None,
+                user: &printable(shown, 120),
+                resource: &self.origin.resource(transaction.endpoint.as_deref()),
+                port: is_program.then(|| to.as_ref().and_then(Url::port_or_known_default)).flatten(),
+                host: &place,
+                is_listed,
+                scopes: offers.collect(),
+            },
+        )
+    }
+}
+
+/// `POST /consent`.
+pub(crate) async fn decide(State(inner): State<Shared>, request: Request<Body>) -> Response<Body> {
+    let text = Text::of(request.headers());
+    if !inner.is_own_form(request.headers()) {
+        return inner.trouble(text, StatusCode::FORBIDDEN, text.forged);
+    }
+    let (head, body) = request.into_parts();
+    let bytes = axum::body::to_bytes(body, crate::form::MAX_BODY_BYTES).await.unwrap_or_default();
+    let form = Form::parse(&bytes);
+    let browser = Browser::of(&inner, &head.headers);
+    let opened = form.get("transaction").and_then(|sealed| Transaction::open(&inner, sealed, &browser));
+    let Some(transaction) = opened else {
+        return inner.trouble(text, StatusCode::FORBIDDEN, text.expired);
+    };
+    let login = Login::of(&inner, &head.headers, &browser);
+    let Some(login) = login.filter(|login| transaction.user.as_deref() == Some(login.user.as_str())) else {
+        return inner.trouble(text, StatusCode::FORBIDDEN, text.expired);
+    };
+    match form.get("decision") {
+        Some("switch") => switch(&inner, transaction, &head.headers, text).await,
+        Some("allow") => inner.grant(&transaction, &login, &form, text).await,
+        _ => {
+            let denied = [("error", "access_denied"), ("error_description", "the user has denied access")];
+            inner.answer_client(&transaction.redirect_uri, transaction.state.as_deref(), &denied)
+        }
+    }
+}
+
+/// Lets somebody else log in.
+async fn switch(
+    inner: &Inner,
+    transaction: Transaction,
+    headers: &HeaderMap,
+    text: &'static Text,
+) -> Response<Body> {
+    let browser = Browser::of(inner, headers);
+    let transaction = Transaction { user: None, asks_for_login: true, ..transaction };
+    let mut response = inner.ask_for_login(&transaction, text).await;
+    Login::clear(inner, response.headers_mut());
+    browser.set(inner, response.headers_mut());
+    response
+}
+
+impl Inner {
+    async fn grant(
+        &self,
+        transaction: &Transaction,
+        login: &Login,
+        form: &Form,
+        text: &'static Text,
+    ) -> Response<Body> {
+        let user = match self.records.user(&login.user).await {
+            Ok(Some(user)) if user.disabled_at.is_none() && user.version == login.version => user,
+            Ok(_) => return self.trouble(text, StatusCode::FORBIDDEN, text.not_allowed),
+            Err(error) => {
+                tracing::warn!("a consent can't be taken: {error}");
+                return self.trouble(text, StatusCode::SERVICE_UNAVAILABLE, text.unavailable);
+            }
+        };
+        let chosen: Vec<&str> = form.all("scope").collect();
+        let granted: Vec<String> =
+            transaction.scopes.iter().filter(|scope| chosen.contains(&scope.as_str())).cloned().collect();
+        if granted.is_empty() {
+            let denied = [("error", "access_denied"), ("error_description", "the user allows nothing of it")];
+            return self.answer_client(&transaction.redirect_uri, transaction.state.as_deref(), &denied);
+        }
+        debug_assert!(granted.iter().all(|scope| [READ, WRITE].contains(&scope.as_str())));
+        let client = self.client(&transaction.client).await.ok().flatten();
+        let code = Code {
+            grant: transaction.id.clone(),
+            client: transaction.client.clone(),
+            client_name: client.and_then(|client| client.metadata.client_name),
+            redirect_uri: transaction.redirect_uri.clone(),
+            scopes: granted,
+            endpoint: transaction.endpoint.clone(),
+            challenge: transaction.challenge.clone(),
+            user: user.id,
+            user_version: user.version,
+            auth_time: login.time().timestamp(),
+            at: Utc::now().timestamp(),
+        };
+        let code = code.seal(self);
+        self.answer_client(&transaction.redirect_uri, transaction.state.as_deref(), &[("code", &code)])
+    }
+}

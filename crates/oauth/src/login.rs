@@ -1,0 +1,192 @@
+//! Who is at the browser: somebody with a sign-in token, or whoever an identity provider says it is.
+
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::extract::State;
+use chrono::Utc;
+use drawbridge_auth::records::{User, UserClaims};
+use drawbridge_auth::token;
+use drawbridge_auth::verifier::Refused;
+use drawbridge_core::seal::Purpose;
+use http::{HeaderMap, Request, Response, StatusCode};
+
+use crate::Inner;
+use crate::browser::{Browser, Login};
+use crate::clients::Shared;
+use crate::form::Form;
+use crate::limits::Limited;
+use crate::oidc::{Attempt, NotSignedIn};
+use crate::pages::{self, SignIn};
+use crate::text::Text;
+use crate::transaction::Transaction;
+
+/// An answer of the provider is remembered for so long, which is longer than its transaction lasts.
+const ATTEMPT_TIME: Duration = Duration::from_secs(900);
+
+impl Inner {
+    /// Lets somebody log in for a transaction.
+    pub(crate) async fn ask_for_login(
+        &self,
+        transaction: &Transaction,
+        text: &'static Text,
+    ) -> Response<Body> {
+        let sealed = transaction.seal(self);
+        let Some(provider) = &self.provider else {
+            return self.sign_in_page(&sealed, text, false);
+        };
+        match provider.begin(self, &sealed).await {
+            Ok(url) => pages::redirect(&url),
+            Err(why) => {
+                tracing::warn!("the identity provider can't be reached: {why}");
+                self.trouble(text, StatusCode::SERVICE_UNAVAILABLE, text.unavailable)
+            }
+        }
+    }
+
+    fn sign_in_page(&self, sealed: &str, text: &Text, is_wrong: bool) -> Response<Body> {
+        let gateway = &self.options.resource_name;
+        let status = if is_wrong { StatusCode::FORBIDDEN } else { StatusCode::OK };
+        pages::page(status, &SignIn { text, gateway, transaction: sealed, is_wrong })
+    }
+
+    /// Goes on with a transaction as `user`, who has just logged in.
+    async fn logged_in(
+        &self,
+        transaction: Transaction,
+        user: &User,
+        headers: &HeaderMap,
+        text: &'static Text,
+    ) -> Response<Body> {
+        let browser = Browser::of(self, headers);
+        let login = Login::now(user, &browser);
+        tracing::info!(user.id = user.id, "signed in");
+        let mut response = self.ask_for_consent(transaction, &login, text).await;
+        login.set(self, response.headers_mut());
+        response
+    }
+
+    /// Whether a form was sent by the page that it belongs to, as far as the browser says.
+    pub(crate) fn is_own_form(&self, headers: &HeaderMap) -> bool {
+        let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
+        let origin = text("origin").is_none_or(|origin| origin == self.origin.as_str() || origin == "null");
+        let site = text("sec-fetch-site").is_none_or(|site| matches!(site, "same-origin" | "none"));
+        origin && site
+    }
+}
+
+/// `POST /login`: somebody signs in with a token.
+pub(crate) async fn sign_in(State(inner): State<Shared>, request: Request<Body>) -> Response<Body> {
+    let text = Text::of(request.headers());
+    if inner.provider.is_some() {
+        return crate::not_found();
+    }
+    if !inner.is_own_form(request.headers()) {
+        return inner.trouble(text, StatusCode::FORBIDDEN, text.forged);
+    }
+    let address = crate::address(&request);
+    let (head, body) = request.into_parts();
+    let Ok(form) = Form::read(&head.headers, body).await else {
+        return inner.trouble(text, StatusCode::BAD_REQUEST, text.expired);
+    };
+    let browser = Browser::of(&inner, &head.headers);
+    let sealed = form.get("transaction").unwrap_or_default();
+    let Some(transaction) = Transaction::open(&inner, sealed, &browser) else {
+        return inner.trouble(text, StatusCode::BAD_REQUEST, text.expired);
+    };
+    if inner.limit(Limited::SignIn, address).await.is_err() {
+        return inner.trouble(text, StatusCode::TOO_MANY_REQUESTS, text.slow_down);
+    }
+    let secret = form.get("token").unwrap_or_default().trim();
+    match inner.verifier.sign_in(secret).await {
+        Ok(user) => inner.logged_in(transaction, &user, &head.headers, text).await,
+        Err(Refused::Invalid(why)) => {
+            tracing::info!(
+                reason = why,
+                client.address = address.map(tracing::field::display),
+                "sign-in refused"
+            );
+            inner.sign_in_page(sealed, text, true)
+        }
+        Err(Refused::Unavailable(why)) => {
+            tracing::warn!("nobody can sign in: {why}");
+            inner.trouble(text, StatusCode::SERVICE_UNAVAILABLE, text.unavailable)
+        }
+    }
+}
+
+/// `GET /login/callback`: the identity provider sends somebody back.
+pub(crate) async fn callback(State(inner): State<Shared>, request: Request<Body>) -> Response<Body> {
+    let text = Text::of(request.headers());
+    let (head, _) = request.into_parts();
+    let form = Form::parse(head.uri.query().unwrap_or_default().as_bytes());
+    match came_back(&inner, &form, &head.headers, text).await {
+        Ok((transaction, Some(user))) => inner.logged_in(transaction, &user, &head.headers, text).await,
+        Ok((transaction, None)) => {
+            tracing::info!("a user was not let in: disabled, or in none of the allowed groups");
+            let refused = [("error", "access_denied"), ("error_description", "the user is not allowed here")];
+            inner.answer_client(&transaction.redirect_uri, transaction.state.as_deref(), &refused)
+        }
+        Err(page) => *page,
+    }
+}
+
+/// Who came back from the provider for which transaction, if they may come in; else what they are shown.
+async fn came_back(
+    inner: &Inner,
+    form: &Form,
+    headers: &HeaderMap,
+    text: &'static Text,
+) -> Result<(Transaction, Option<User>), Box<Response<Body>>> {
+    let page = |status, what| Box::new(inner.trouble(text, status, what));
+    let unavailable = |why: &dyn std::fmt::Display| {
+        tracing::warn!("a login can't be finished: {why}");
+        Box::new(inner.trouble(text, StatusCode::SERVICE_UNAVAILABLE, text.unavailable))
+    };
+    let provider = inner.provider.as_ref().ok_or_else(|| Box::new(crate::not_found()))?;
+    let state = form.get("state").unwrap_or_default();
+    let opened = inner.ring.open(Purpose::Authorization, state);
+    let attempt: Option<Attempt> = opened.and_then(|plain| serde_json::from_slice(&plain).ok());
+    let attempt = attempt.ok_or_else(|| page(StatusCode::BAD_REQUEST, text.expired))?;
+    let browser = Browser::of(inner, headers);
+    let transaction = Transaction::open(inner, &attempt.transaction, &browser).ok_or_else(|| {
+        // Somebody was sent a link that another has begun with.
+        tracing::warn!("a login came back to a browser that it was not begun in, or too late");
+        page(StatusCode::FORBIDDEN, text.expired)
+    })?;
+    let once = format!("oidc:{}", hex(&token::hash(state).0[..16]));
+    match inner.claims.claim(&once, ATTEMPT_TIME).await {
+        Ok(true) => {}
+        Ok(false) => return Err(page(StatusCode::BAD_REQUEST, text.expired)),
+        Err(why) => return Err(unavailable(&why)),
+    }
+    let claims = provider.finish(inner, form, &attempt).await.map_err(|why| match why {
+        NotSignedIn::Unavailable(why) => unavailable(&why),
+        NotSignedIn::Refused(why) => {
+            tracing::warn!("a login was refused: {why}");
+            page(StatusCode::BAD_REQUEST, text.provider_failed)
+        }
+    })?;
+    let user = inner.enter(&claims).await.map_err(|why| unavailable(&why))?;
+    Ok((transaction, user))
+}
+
+impl Inner {
+    /// The user of these claims, if they may come in.
+    async fn enter(
+        &self,
+        claims: &UserClaims,
+    ) -> Result<Option<User>, drawbridge_auth::records::RecordsError> {
+        let allowed = &self.options.allowed_groups;
+        let is_allowed = allowed.is_empty() || allowed.iter().any(|group| claims.groups.contains(group));
+        if !is_allowed {
+            return Ok(None);
+        }
+        let user = self.records.enter_user(&drawbridge_auth::fresh_id(), claims, Utc::now()).await?;
+        Ok(Some(user).filter(|user| user.disabled_at.is_none()))
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|b| format!("{b:02x}")).collect()
+}

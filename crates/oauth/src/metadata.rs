@@ -1,0 +1,79 @@
+//! The documents by which clients find out where to log in: of the resources (RFC 9728) and of the authorization server
+//! (RFC 8414). They are made of the configuration alone, so they are there while all else is down.
+
+use axum::Json;
+use axum::extract::{Path, State};
+use axum::response::{IntoResponse, Response};
+use drawbridge_auth::resource::Origin;
+use drawbridge_auth::scope::OFFERED;
+use http::{HeaderValue, header};
+use serde_json::{Value, json};
+
+use crate::Documents;
+use crate::clients::Shared;
+use crate::options::Registration;
+
+fn document(value: &Value) -> Response {
+    let mut response = Json(value).into_response();
+    response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("public, max-age=300"));
+    response
+}
+
+/// The metadata of the default resource.
+pub(crate) async fn default_resource(State(documents): State<Documents>) -> Response {
+    resource(&documents, None)
+}
+
+/// The metadata of the resource that a named endpoint is.
+pub(crate) async fn named_resource(State(documents): State<Documents>, Path(name): Path<String>) -> Response {
+    resource(&documents, Some(&name))
+}
+
+fn resource(documents: &Documents, name: Option<&str>) -> Response {
+    if !(documents.has_endpoint)(name) {
+        return crate::not_found();
+    }
+    document(&json!({
+        "resource": documents.origin.resource(name),
+        "authorization_servers": [documents.issuer],
+        "scopes_supported": OFFERED,
+        "bearer_methods_supported": ["header"],
+        "resource_name": documents.resource_name,
+    }))
+}
+
+/// The metadata of the gateway's own authorization server.
+pub(crate) async fn authorization_server(State(inner): State<Shared>) -> Response {
+    document(&server(&inner.origin, inner.options.registration))
+}
+
+fn server(origin: &Origin, registration: Registration) -> Value {
+    let methods = ["none", "client_secret_post", "client_secret_basic"];
+    let mut metadata = json!({
+        "issuer": origin.as_str(),
+        "authorization_endpoint": origin.join("/authorize"),
+        "token_endpoint": origin.join("/token"),
+        "revocation_endpoint": origin.join("/revoke"),
+        "jwks_uri": origin.join("/jwks.json"),
+        "response_types_supported": ["code"],
+        "response_modes_supported": ["query"],
+        "grant_types_supported": ["authorization_code", "refresh_token"],
+        "code_challenge_methods_supported": ["S256"],
+        "token_endpoint_auth_methods_supported": methods,
+        "revocation_endpoint_auth_methods_supported": methods,
+        "scopes_supported": [OFFERED[0], OFFERED[1], "offline_access"],
+        "authorization_response_iss_parameter_supported": true,
+        // Some clients parse this as a provider of OpenID Connect and want these two.
+        "subject_types_supported": ["public"],
+        "id_token_signing_alg_values_supported": ["ES256"],
+    });
+    if registration != Registration::Closed {
+        metadata["registration_endpoint"] = json!(origin.join("/register"));
+    }
+    metadata
+}
+
+/// The public keys.
+pub(crate) async fn keys(State(inner): State<Shared>) -> Response {
+    document(&inner.signer.jwks())
+}

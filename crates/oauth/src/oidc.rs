@@ -1,0 +1,296 @@
+//! Login through an identity provider that speaks OpenID Connect: the gateway is a client of it, with PKCE and a nonce,
+//! and takes from it nothing but who somebody is.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use drawbridge_auth::fetch::{Fetch, NotFetched};
+use drawbridge_auth::id_token::{self, BadIdToken, IdClaims};
+use drawbridge_auth::jwks::{self, Jwks, Location, MAX_BYTES};
+use drawbridge_auth::records::UserClaims;
+use drawbridge_core::seal::Purpose;
+use futures_util::future::BoxFuture;
+use oauth2::basic::{BasicErrorResponseType, BasicTokenType};
+use oauth2::{
+    AsyncHttpClient, AuthType, AuthUrl, AuthorizationCode, ClientId, ClientSecret, CsrfToken, EndpointNotSet,
+    EndpointSet, ExtraTokenFields, HttpRequest, HttpResponse, PkceCodeChallenge, PkceCodeVerifier,
+    RedirectUrl, RevocationErrorResponseType, Scope, StandardErrorResponse, StandardRevocableToken,
+    StandardTokenIntrospectionResponse, StandardTokenResponse, TokenUrl,
+};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use tokio::sync::Mutex;
+use tokio::time::Instant;
+
+use crate::Inner;
+use crate::form::Form;
+use crate::text::printable;
+
+/// What the provider says of itself is asked for again after this time.
+const DISCOVERED_FOR: Duration = Duration::from_secs(600);
+
+/// The identity provider, as the configuration names it.
+#[derive(Clone)]
+pub struct ProviderOptions {
+    /// Its issuer, exactly.
+    pub issuer: String,
+    /// The gateway's id there.
+    pub client_id: String,
+    /// The gateway's secret there.
+    pub client_secret: Option<String>,
+    /// What is asked for; `openid` always is.
+    pub scopes: Vec<String>,
+    /// The claim that has the groups.
+    pub groups_claim: String,
+}
+
+impl std::fmt::Debug for ProviderOptions {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ProviderOptions").field("issuer", &self.issuer).finish_non_exhaustive()
+    }
+}
+
+/// A login that is under way, sealed in the `state` that the provider gives back.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct Attempt {
+    /// The transaction that it is for, sealed.
+    #[serde(rename = "t")]
+    pub(crate) transaction: String,
+    #[serde(rename = "n")]
+    nonce: String,
+    #[serde(rename = "v")]
+    verifier: String,
+}
+
+/// Why somebody is not signed in.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum NotSignedIn {
+    /// The provider does not answer.
+    Unavailable(String),
+    /// What it answers is not accepted.
+    Refused(String),
+}
+
+impl From<NotFetched> for NotSignedIn {
+    fn from(NotFetched(why): NotFetched) -> Self {
+        Self::Unavailable(why)
+    }
+}
+
+#[derive(Clone, Deserialize)]
+struct Discovery {
+    issuer: String,
+    authorization_endpoint: AuthUrl,
+    token_endpoint: TokenUrl,
+    #[serde(default)]
+    token_endpoint_auth_methods_supported: Vec<String>,
+    #[serde(default)]
+    authorization_response_iss_parameter_supported: bool,
+}
+
+/// What a token response has beside the standard: the ID token.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct WithIdToken {
+    id_token: Option<String>,
+}
+
+impl ExtraTokenFields for WithIdToken {}
+
+type OidcClient<Authorize = EndpointNotSet, Token = EndpointNotSet> = oauth2::Client<
+    StandardErrorResponse<BasicErrorResponseType>,
+    StandardTokenResponse<WithIdToken, BasicTokenType>,
+    StandardTokenIntrospectionResponse<WithIdToken, BasicTokenType>,
+    StandardRevocableToken,
+    StandardErrorResponse<RevocationErrorResponseType>,
+    Authorize,
+    EndpointNotSet,
+    EndpointNotSet,
+    EndpointNotSet,
+    Token,
+>;
+
+/// Sends the requests that the library makes.
+struct Sender(Arc<dyn Fetch>);
+
+impl<'c> AsyncHttpClient<'c> for Sender {
+    type Error = NotFetched;
+    type Future = BoxFuture<'c, Result<HttpResponse, NotFetched>>;
+
+    fn call(&'c self, request: HttpRequest) -> Self::Future {
+        self.0.fetch(request, MAX_BYTES)
+    }
+}
+
+/// Exchanges a code for an ID token.
+async fn exchange(
+    client: OidcClient<EndpointSet, EndpointSet>,
+    fetch: Arc<dyn Fetch>,
+    code: String,
+    verifier: String,
+) -> Result<String, NotSignedIn> {
+    let exchanged = client
+        .exchange_code(AuthorizationCode::new(code))
+        .set_pkce_verifier(PkceCodeVerifier::new(verifier))
+        .request_async(&Sender(fetch))
+        .await;
+    let refused = |why: String| NotSignedIn::Refused(why);
+    let tokens = exchanged.map_err(|error| match error {
+        oauth2::RequestTokenError::Request(NotFetched(why)) => NotSignedIn::Unavailable(why),
+        oauth2::RequestTokenError::ServerResponse(said) => {
+            refused(format!("the provider says {}", printable(said.error().as_ref(), 100)))
+        }
+        _ => refused("the provider's answer to the code is not as it must be".to_owned()),
+    })?;
+    let token = tokens.extra_fields().id_token.clone();
+    token.ok_or_else(|| refused("the provider gave no ID token".to_owned()))
+}
+
+/// The identity provider.
+pub struct Provider {
+    options: ProviderOptions,
+    fetch: Arc<dyn Fetch>,
+    keys: Jwks,
+    discovered: Mutex<Option<(Discovery, Instant)>>,
+}
+
+impl std::fmt::Debug for Provider {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.options.fmt(f)
+    }
+}
+
+impl Provider {
+    /// The provider of `options`, reached by `fetch`. It is not asked for anything before somebody logs in.
+    pub fn new(options: ProviderOptions, fetch: Arc<dyn Fetch>) -> Self {
+        let keys = Jwks::new(&options.issuer, Location::Discovered, fetch.clone());
+        Self { options, fetch, keys, discovered: Mutex::default() }
+    }
+
+    async fn discover(&self) -> Result<Discovery, NotFetched> {
+        let mut discovered = self.discovered.lock().await;
+        if let Some((known, at)) = discovered.as_ref()
+            && at.elapsed() < DISCOVERED_FOR
+        {
+            return Ok(known.clone());
+        }
+        let metadata = jwks::metadata(&*self.fetch, &self.options.issuer).await;
+        let fresh = metadata.and_then(|metadata| {
+            let found: Discovery = serde_json::from_value(metadata).map_err(|error| {
+                NotFetched(format!("the provider's metadata are not as they must be: {error}"))
+            })?;
+            if found.issuer != self.options.issuer {
+                return Err(NotFetched(format!(
+                    "the provider's metadata are of {}, and auth.login.issuer is {}",
+                    found.issuer, self.options.issuer
+                )));
+            }
+            Ok(found)
+        });
+        match (fresh, discovered.as_ref()) {
+            (Ok(found), _) => {
+                *discovered = Some((found.clone(), Instant::now()));
+                Ok(found)
+            }
+            // It may be down for a moment; what it said before still holds.
+            (Err(_), Some((known, _))) => Ok(known.clone()),
+            (Err(error), None) => Err(error),
+        }
+    }
+
+    fn client(
+        &self,
+        inner: &Inner,
+        found: &Discovery,
+    ) -> Result<OidcClient<EndpointSet, EndpointSet>, NotFetched> {
+        let redirect = RedirectUrl::new(inner.origin.join("/login/callback"));
+        let redirect = redirect.map_err(|error| NotFetched(error.to_string()))?;
+        let takes =
+            |method: &str| found.token_endpoint_auth_methods_supported.iter().any(|one| one == method);
+        let in_body = takes("client_secret_post") && !takes("client_secret_basic");
+        let mut client = OidcClient::new(ClientId::new(self.options.client_id.clone()))
+            .set_auth_uri(found.authorization_endpoint.clone())
+            .set_token_uri(found.token_endpoint.clone())
+            .set_redirect_uri(redirect)
+            .set_auth_type(if in_body { AuthType::RequestBody } else { AuthType::BasicAuth });
+        if let Some(secret) = &self.options.client_secret {
+            client = client.set_client_secret(ClientSecret::new(secret.clone()));
+        }
+        Ok(client)
+    }
+
+    /// Where the browser goes to log in for a sealed transaction.
+    pub(crate) async fn begin(&self, inner: &Inner, transaction: &str) -> Result<String, NotFetched> {
+        let found = self.discover().await?;
+        let (challenge, verifier) = PkceCodeChallenge::new_random_sha256();
+        let attempt = Attempt {
+            transaction: transaction.to_owned(),
+            nonce: drawbridge_auth::token::Secret::fresh(drawbridge_auth::token::SecretKind::Client)
+                .expose()
+                .to_owned(),
+            verifier: verifier.secret().clone(),
+        };
+        let nonce = attempt.nonce.clone();
+        let plain = serde_json::to_vec(&attempt).unwrap_or_default();
+        let state = inner.ring.seal(Purpose::Authorization, &plain);
+        let client = self.client(inner, &found)?;
+        let scopes = self.options.scopes.iter().filter(|scope| *scope != "openid").cloned();
+        let (url, _) = client
+            .authorize_url(|| CsrfToken::new(state))
+            .add_scopes(std::iter::once("openid".to_owned()).chain(scopes).map(Scope::new))
+            .add_extra_param("nonce", nonce)
+            .set_pkce_challenge(challenge)
+            .url();
+        Ok(url.into())
+    }
+
+    /// Who came back from the provider.
+    pub(crate) async fn finish(
+        &self,
+        inner: &Inner,
+        form: &Form,
+        attempt: &Attempt,
+    ) -> Result<UserClaims, NotSignedIn> {
+        let refused = |why: &str| NotSignedIn::Refused(why.to_owned());
+        let found = self.discover().await?;
+        // Another provider's answer must not be taken for this one's (RFC 9207).
+        match form.get("iss") {
+            Some(iss) if iss != self.options.issuer => return Err(refused("the answer is another issuer's")),
+            None if found.authorization_response_iss_parameter_supported => {
+                return Err(refused("the answer does not name its issuer"));
+            }
+            _ => {}
+        }
+        if let Some(error) = form.get("error") {
+            return Err(NotSignedIn::Refused(format!("the provider says {}", printable(error, 100))));
+        }
+        let code = form.get("code").ok_or_else(|| refused("the answer has no code"))?;
+        let client = self.client(inner, &found)?;
+        let (code, verifier) = (code.to_owned(), attempt.verifier.clone());
+        let token = exchange(client, self.fetch.clone(), code, verifier).await?;
+        let (issuer, client_id) = (&self.options.issuer, &self.options.client_id);
+        let verified = id_token::verify(&token, &self.keys, issuer, client_id, &attempt.nonce).await;
+        let claims = verified.map_err(|error| match error {
+            BadIdToken::NoKeys(why) => NotSignedIn::Unavailable(why.to_string()),
+            BadIdToken::Invalid(_) => NotSignedIn::Refused(error.to_string()),
+        })?;
+        Ok(self.user(claims))
+    }
+
+    fn user(&self, claims: IdClaims) -> UserClaims {
+        let text =
+            |name: &str| claims.rest.get(name).and_then(Value::as_str).map(|text| printable(text, 256));
+        let groups: BTreeSet<String> = match claims.rest.get(&self.options.groups_claim) {
+            Some(Value::Array(all)) => all.iter().filter_map(Value::as_str).map(str::to_owned).collect(),
+            Some(Value::String(one)) => BTreeSet::from([one.clone()]),
+            _ => BTreeSet::new(),
+        };
+        UserClaims {
+            issuer: self.options.issuer.clone(),
+            email: text("email"),
+            name: text("name").or_else(|| text("preferred_username")),
+            subject: claims.sub,
+            groups,
+        }
+    }
+}

@@ -1,0 +1,50 @@
+//! What the configuration says about the authorization server.
+
+use chrono::TimeDelta;
+
+/// Who may register a client.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Registration {
+    /// Anybody, at any `https` address or on the user's machine.
+    Open,
+    /// Known hosts, programs on the user's machine, and addresses that the operator has named.
+    Curated,
+    /// Nobody.
+    Closed,
+}
+
+/// Times and policies.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// How long an access token is good for.
+    pub access_token_ttl: TimeDelta,
+    /// How long a refresh token is good for that is not used.
+    pub refresh_idle_ttl: TimeDelta,
+    /// How long a grant is good for, however often it is refreshed.
+    pub refresh_absolute_ttl: TimeDelta,
+    /// For how long after its use a refresh token is answered as it was then.
+    pub refresh_grace: TimeDelta,
+    /// Who may register.
+    pub registration: Registration,
+    /// Redirect URIs that are accepted beside those of known hosts.
+    pub redirect_uris: Vec<String>,
+    /// What people call this gateway.
+    pub resource_name: String,
+    /// Groups of which a user must have one to be let in; empty for all users.
+    pub allowed_groups: Vec<String>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            access_token_ttl: TimeDelta::hours(1),
+            refresh_idle_ttl: TimeDelta::days(30),
+            refresh_absolute_ttl: TimeDelta::days(180),
+            refresh_grace: TimeDelta::seconds(120),
+            registration: Registration::Curated,
+            redirect_uris: Vec::new(),
+            resource_name: "Drawbridge".to_owned(),
+            allowed_groups: Vec::new(),
+        }
+    }
+}

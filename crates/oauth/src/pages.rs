@@ -1,0 +1,113 @@
+//! The pages: plain HTML, one style sheet, no script. All that others have written is escaped.
+
+use askama::Template;
+use axum::body::Body;
+use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
+
+use crate::text::Text;
+
+/// The style of all pages.
+pub(crate) const STYLE: &str = include_str!("../templates/style.css");
+
+/// A page on which somebody signs in with a token.
+#[derive(Template)]
+#[template(path = "sign_in.html")]
+pub(crate) struct SignIn<'a> {
+    pub(crate) text: &'a Text,
+    pub(crate) gateway: &'a str,
+    pub(crate) transaction: &'a str,
+    pub(crate) is_wrong: bool,
+}
+
+/// A page on which somebody lets a client in or not.
+#[derive(Template)]
+#[template(path = "consent.html")]
+pub(crate) struct Consent<'a> {
+    pub(crate) text: &'a Text,
+    pub(crate) gateway: &'a str,
+    pub(crate) transaction: &'a str,
+    pub(crate) client: &'a str,
+    /// Who stands for the client, if that was checked.
+    pub(crate) verified_by: Option<&'a str>,
+    pub(crate) user: &'a str,
+    pub(crate) resource: &'a str,
+    /// Where the browser goes next: a port on the user's machine, or a host.
+    pub(crate) port: Option<u16>,
+    pub(crate) host: &'a str,
+    pub(crate) is_listed: bool,
+    pub(crate) scopes: Vec<Offer<'a>>,
+}
+
+/// A scope on the consent page.
+pub(crate) struct Offer<'a> {
+    pub(crate) scope: &'a str,
+    pub(crate) means: &'a str,
+}
+
+/// A page that says what went wrong.
+#[derive(Template)]
+#[template(path = "error.html")]
+struct Problem<'a> {
+    text: &'a Text,
+    gateway: &'a str,
+    what: &'a str,
+    detail: Option<&'a str>,
+}
+
+/// Why somebody sees an error page, in their words.
+pub(crate) struct ErrorPage<'a> {
+    pub(crate) status: StatusCode,
+    pub(crate) what: &'a str,
+    /// Something that others have written.
+    pub(crate) detail: Option<&'a str>,
+}
+
+impl ErrorPage<'_> {
+    pub(crate) fn render(&self, text: &Text, gateway: &str) -> Response<Body> {
+        page(self.status, &Problem { text, gateway, what: self.what, detail: self.detail })
+    }
+}
+
+/// A page as an answer.
+pub(crate) fn page(status: StatusCode, template: &impl Template) -> Response<Body> {
+    let Ok(html) = template.render() else {
+        let mut response = Response::new(Body::empty());
+        *response.status_mut() = StatusCode::INTERNAL_SERVER_ERROR;
+        return response;
+    };
+    let mut response = Response::new(Body::from(html));
+    *response.status_mut() = status;
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/html; charset=utf-8"));
+    guard(headers);
+    response
+}
+
+/// What keeps a page from being framed, kept, or told about. There is no `form-action` on purpose: browsers apply it to
+/// where the client sends the user after that, which may be any application.
+pub(crate) fn guard(headers: &mut HeaderMap) {
+    for (name, value) in [
+        (
+            header::CONTENT_SECURITY_POLICY,
+            "default-src 'none'; style-src 'self'; img-src 'self'; base-uri 'none'; frame-ancestors 'none'",
+        ),
+        (header::X_FRAME_OPTIONS, "DENY"),
+        (header::REFERRER_POLICY, "no-referrer"),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (header::CACHE_CONTROL, "no-store"),
+    ] {
+        headers.insert(name, HeaderValue::from_static(value));
+    }
+}
+
+/// Sends the browser elsewhere, by GET whatever it came with.
+pub(crate) fn redirect(to: &str) -> Response<Body> {
+    let mut response = Response::new(Body::empty());
+    *response.status_mut() = StatusCode::SEE_OTHER;
+    let headers = response.headers_mut();
+    guard(headers);
+    if let Ok(to) = HeaderValue::from_str(to) {
+        headers.insert(header::LOCATION, to);
+    }
+    response
+}

@@ -1,0 +1,187 @@
+//! All that people read, in the languages that there are.
+
+use http::{HeaderMap, header};
+
+/// The words of the pages.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Text {
+    /// Of the `lang` attribute.
+    pub(crate) language: &'static str,
+    /// Titles and buttons.
+    pub(crate) sign_in: &'static str,
+    /// What a sign-in token is.
+    pub(crate) sign_in_hint: &'static str,
+    /// The label of the field.
+    pub(crate) sign_in_label: &'static str,
+    /// It was none.
+    pub(crate) sign_in_wrong: &'static str,
+    /// Title of the consent page.
+    pub(crate) consent: &'static str,
+    /// "... wants to use ..."
+    pub(crate) wants: &'static str,
+    /// What follows is what the client is allowed.
+    pub(crate) may: &'static str,
+    /// Of `mcp:read`.
+    pub(crate) scope_read: &'static str,
+    /// Of `mcp:write`.
+    pub(crate) scope_write: &'static str,
+    /// Signed in as.
+    pub(crate) signed_in_as: &'static str,
+    /// To sign in as another.
+    pub(crate) not_you: &'static str,
+    /// Where the browser goes after an answer.
+    pub(crate) sent_to: &'static str,
+    /// The same, for a program on the machine.
+    pub(crate) sent_to_program: &'static str,
+    /// The client says its own name.
+    pub(crate) unverified: &'static str,
+    /// A client that is known by its domain.
+    pub(crate) verified_by: &'static str,
+    /// A redirect that is nobody's that is known.
+    pub(crate) unlisted: &'static str,
+    /// The name of the resource.
+    pub(crate) resource: &'static str,
+    /// Button.
+    pub(crate) allow: &'static str,
+    /// Button.
+    pub(crate) deny: &'static str,
+    /// Title of the error page.
+    pub(crate) error: &'static str,
+    /// There is nothing more to do on the page.
+    pub(crate) close: &'static str,
+    /// The client is not registered.
+    pub(crate) unknown_client: &'static str,
+    /// The client was disabled.
+    pub(crate) disabled_client: &'static str,
+    /// The redirect URI is not the client's.
+    pub(crate) bad_redirect: &'static str,
+    /// The request is malformed.
+    pub(crate) bad_request: &'static str,
+    /// The transaction is over or another browser's.
+    pub(crate) expired: &'static str,
+    /// The form has come from elsewhere.
+    pub(crate) forged: &'static str,
+    /// The user is disabled or not let in.
+    pub(crate) not_allowed: &'static str,
+    /// Something is down.
+    pub(crate) unavailable: &'static str,
+    /// Too many attempts.
+    pub(crate) slow_down: &'static str,
+    /// The identity provider said no.
+    pub(crate) provider_failed: &'static str,
+}
+
+const ENGLISH: Text = Text {
+    language: "en",
+    sign_in: "Sign in",
+    sign_in_hint: "Enter the sign-in token that an administrator of this gateway has given you.",
+    sign_in_label: "Sign-in token",
+    sign_in_wrong: "That token is not valid for signing in. Check it, or ask your administrator for a new one.",
+    consent: "Allow access?",
+    wants: "wants to use this gateway in your name.",
+    may: "It will be able to:",
+    scope_read: "see and read what the connected servers offer",
+    scope_write: "call tools, which may change things",
+    signed_in_as: "Signed in as",
+    not_you: "Not you?",
+    sent_to: "Afterwards you will be sent to",
+    sent_to_program: "Afterwards you will be sent to a program on this computer, port",
+    unverified: "The application has given this name itself. Nobody has checked it.",
+    verified_by: "An application of",
+    unlisted: "This address is not one of a known application. Continue only if you know it.",
+    resource: "Access to",
+    allow: "Allow",
+    deny: "Deny",
+    error: "This did not work",
+    close: "You can close this page.",
+    unknown_client: "This application is not registered here. Remove the server in your application and add it again.",
+    disabled_client: "This application was disabled by an administrator.",
+    bad_redirect: "The application wants to be answered at an address that it has not registered:",
+    bad_request: "The application's request is malformed:",
+    expired: "This page is too old, or was opened in another browser. Start again in your application.",
+    forged: "This form was not sent from the page it belongs to. Start again in your application.",
+    not_allowed: "Your account may not use this gateway. Ask your administrator.",
+    unavailable: "The gateway can't do this right now. Try again in a moment.",
+    slow_down: "Too many attempts. Wait a minute and try again.",
+    provider_failed: "Your identity provider did not let you sign in. Start again in your application.",
+};
+
+const GERMAN: Text = Text {
+    language: "de",
+    sign_in: "Anmelden",
+    sign_in_hint: "Geben Sie das Anmelde-Token ein, das Sie von der Verwaltung dieses Gateways bekommen haben.",
+    sign_in_label: "Anmelde-Token",
+    sign_in_wrong: "Mit diesem Token kann man sich nicht anmelden. Prüfen Sie es, oder bitten Sie die Verwaltung um ein neues.",
+    consent: "Zugriff erlauben?",
+    wants: "möchte dieses Gateway in Ihrem Namen benutzen.",
+    may: "Die Anwendung kann dann:",
+    scope_read: "sehen und lesen, was die angeschlossenen Server anbieten",
+    scope_write: "Werkzeuge aufrufen, die etwas verändern können",
+    signed_in_as: "Angemeldet als",
+    not_you: "Das sind nicht Sie?",
+    sent_to: "Danach geht es weiter bei",
+    sent_to_program: "Danach geht es weiter bei einem Programm auf diesem Rechner, Port",
+    unverified: "Diesen Namen hat die Anwendung sich selbst gegeben. Niemand hat ihn geprüft.",
+    verified_by: "Eine Anwendung von",
+    unlisted: "Diese Adresse gehört zu keiner bekannten Anwendung. Fahren Sie nur fort, wenn Sie sie kennen.",
+    resource: "Zugriff auf",
+    allow: "Erlauben",
+    deny: "Ablehnen",
+    error: "Das hat nicht geklappt",
+    close: "Sie können diese Seite schließen.",
+    unknown_client: "Diese Anwendung ist hier nicht registriert. Entfernen Sie den Server in Ihrer Anwendung und fügen Sie ihn neu hinzu.",
+    disabled_client: "Diese Anwendung wurde von der Verwaltung gesperrt.",
+    bad_redirect: "Die Anwendung möchte die Antwort an eine Adresse haben, die sie nicht registriert hat:",
+    bad_request: "Die Anfrage der Anwendung ist fehlerhaft:",
+    expired: "Diese Seite ist zu alt oder wurde in einem anderen Browser geöffnet. Beginnen Sie in Ihrer Anwendung von vorn.",
+    forged: "Dieses Formular kam nicht von der Seite, zu der es gehört. Beginnen Sie in Ihrer Anwendung von vorn.",
+    not_allowed: "Ihr Konto darf dieses Gateway nicht benutzen. Fragen Sie die Verwaltung.",
+    unavailable: "Das Gateway kann das gerade nicht. Versuchen Sie es gleich noch einmal.",
+    slow_down: "Zu viele Versuche. Warten Sie eine Minute und versuchen Sie es noch einmal.",
+    provider_failed: "Ihr Anmeldedienst hat Sie nicht angemeldet. Beginnen Sie in Ihrer Anwendung von vorn.",
+};
+
+impl Text {
+    /// In the language that a browser prefers.
+    pub(crate) fn of(headers: &HeaderMap) -> &'static Self {
+        let accepted = headers.get(header::ACCEPT_LANGUAGE).and_then(|value| value.to_str().ok());
+        let first = accepted.and_then(|all| {
+            all.split(',')
+                .map(|one| one.trim().get(..2).unwrap_or_default().to_ascii_lowercase())
+                .find(|language| matches!(language.as_str(), "en" | "de"))
+        });
+        if first.as_deref() == Some("de") { &GERMAN } else { &ENGLISH }
+    }
+}
+
+/// A text of somebody else as it may be shown: without what is not printed or changes the direction, and not longer than
+/// `most` characters.
+pub(crate) fn printable(text: &str, most: usize) -> String {
+    let is_bidi = |c: char| matches!(c, '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}');
+    text.chars().filter(|c| !c.is_control() && !is_bidi(*c)).take(most).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_browser_says_which_language() {
+        let of = |accepted: &str| {
+            let mut headers = HeaderMap::new();
+            headers.insert(header::ACCEPT_LANGUAGE, accepted.parse().unwrap());
+            Text::of(&headers).language
+        };
+        assert_eq!(of("de-CH,de;q=0.9,en;q=0.8"), "de");
+        assert_eq!(of("fr, en-US;q=0.8, de;q=0.5"), "en");
+        assert_eq!(of("fr"), "en");
+        assert_eq!(of("é"), "en");
+        assert_eq!(Text::of(&HeaderMap::new()).language, "en");
+    }
+
+    #[test]
+    fn what_turns_or_hides_text_is_not_shown() {
+        assert_eq!(printable("a\u{202e}b\n\u{200b}c\u{0}", 9), "abc");
+        assert_eq!(printable("abc", 2), "ab");
+    }
+}

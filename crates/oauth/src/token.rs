@@ -1,0 +1,318 @@
+//! The token endpoint (RFC 6749 § 4.1.3 and § 6, RFC 7636, RFC 8707). A code is good once: the grant that comes of it
+//! has the id that the code names, and there is one of that id.
+
+use axum::Json;
+use axum::body::Body;
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use chrono::{TimeDelta, Utc};
+use drawbridge_auth::records::{
+    Grant, NewRefresh, Presented, Redeemed, Refreshed, Revocation, SecretHash, Time, User,
+};
+use drawbridge_auth::revoking::RevocationKey;
+use drawbridge_auth::scope::Scopes;
+use drawbridge_auth::signing::MAX_LIFETIME;
+use drawbridge_auth::token::{self, Secret, SecretKind};
+use http::{HeaderValue, Request, header};
+use serde_json::json;
+use sha2::{Digest as _, Sha256};
+use subtle::ConstantTimeEq as _;
+
+use crate::Inner;
+use crate::clients::{Client, Shared};
+use crate::error::OAuthError;
+use crate::form::Form;
+use crate::limits::Limited;
+use crate::transaction::Code;
+
+/// A code that comes again within this time comes from a proxy that tried twice, not from a thief.
+const RETRIED: TimeDelta = TimeDelta::seconds(2);
+
+/// `POST /token`.
+pub(crate) async fn token(
+    State(inner): State<Shared>,
+    request: Request<Body>,
+) -> Result<Response, OAuthError> {
+    inner.limit(Limited::Token, crate::address(&request)).await?;
+    let (head, body) = request.into_parts();
+    let form = Form::read(&head.headers, body).await?;
+    let grant_type =
+        form.get("grant_type").ok_or_else(|| OAuthError::invalid_request("grant_type is missing"))?;
+    if !matches!(grant_type, "authorization_code" | "refresh_token") {
+        return Err(OAuthError::unsupported_grant_type());
+    }
+    let client = inner.authenticate(&head.headers, &form).await?;
+    if grant_type == "authorization_code" {
+        inner.redeem(&client, &form).await
+    } else {
+        inner.refresh(&client, &form).await
+    }
+}
+
+/// Tokens that are given out.
+struct Given<'a> {
+    grant: &'a Grant,
+    user: &'a User,
+    scopes: String,
+    refresh_id: &'a str,
+    refresh_token: &'a str,
+}
+
+impl Inner {
+    async fn redeem(&self, client: &Client, form: &Form) -> Result<Response, OAuthError> {
+        let presented = form.get("code").ok_or_else(|| OAuthError::invalid_request("code is missing"))?;
+        let code = Code::open(self, presented).ok_or_else(OAuthError::invalid_grant)?;
+        // What is another's, or sent wrongly, does the code no harm.
+        if code.client != client.id {
+            tracing::warn!(client.id = client.id, "a client presented another one's code");
+            return Err(OAuthError::invalid_grant());
+        }
+        if form.get("redirect_uri") != Some(code.redirect_uri.as_str()) {
+            return Err(OAuthError::invalid_grant());
+        }
+        self.check_resource(form, code.endpoint.as_deref())?;
+        let now = Utc::now();
+        let verifier = form.get("code_verifier").unwrap_or_default();
+        if !proves(verifier, &code.challenge) {
+            // Whoever has the code and not the verifier has stolen it.
+            let burnt = Grant {
+                revoked_at: Some(now),
+                revoke_reason: Some("pkce_mismatch".to_owned()),
+                ..self.grant_of(&code, now)
+            };
+            let _ = self.records.redeem(&burnt, None).await?;
+            return Err(OAuthError::invalid_grant());
+        }
+        let user = self.records.user(&code.user).await?;
+        let user = user.filter(|user| user.disabled_at.is_none() && user.version == code.user_version);
+        let user = user.ok_or_else(OAuthError::invalid_grant)?;
+        let grant = self.grant_of(&code, now);
+        let secret = Secret::fresh(SecretKind::Refresh);
+        let refresh = self.new_refresh(&secret, &grant, now);
+        match self.records.redeem(&grant, Some(&refresh)).await? {
+            Redeemed::Granted => {}
+            Redeemed::Before(before) => {
+                if before.client == client.id && now - before.created_at > RETRIED {
+                    tracing::warn!(grant.id = before.id, "a code was used twice; its grant is revoked");
+                    self.revoke_grant(&before.id, "code_reuse").await?;
+                }
+                return Err(OAuthError::invalid_grant());
+            }
+        }
+        if let Err(error) = self.records.touch_client(&client.id, now).await {
+            tracing::debug!("the use of a client was not noted: {error}");
+        }
+        tracing::info!(grant.id = grant.id, client.id = client.id, user.id = user.id, "granted");
+        let scopes = Scopes::new(grant.scopes.iter().cloned()).to_string();
+        let given = Given {
+            grant: &grant,
+            user: &user,
+            scopes,
+            refresh_id: &refresh.id,
+            refresh_token: secret.expose(),
+        };
+        self.give(&given, now)
+    }
+
+    fn grant_of(&self, code: &Code, now: Time) -> Grant {
+        Grant {
+            id: code.grant.clone(),
+            user: code.user.clone(),
+            client: code.client.clone(),
+            client_name: code.client_name.clone(),
+            resource: self.origin.resource(code.endpoint.as_deref()),
+            scopes: code.scopes.iter().cloned().collect(),
+            auth_time: code.auth_time(),
+            created_at: now,
+            last_used_at: now,
+            expires_at: now + self.options.refresh_absolute_ttl,
+            revoked_at: None,
+            revoke_reason: None,
+        }
+    }
+
+    fn new_refresh(&self, secret: &Secret, grant: &Grant, now: Time) -> NewRefresh {
+        NewRefresh {
+            id: drawbridge_auth::fresh_id(),
+            hash: secret.hash(),
+            expires_at: (now + self.options.refresh_idle_ttl).min(grant.expires_at),
+        }
+    }
+
+    async fn refresh(&self, client: &Client, form: &Form) -> Result<Response, OAuthError> {
+        let presented = form
+            .get("refresh_token")
+            .ok_or_else(|| OAuthError::invalid_request("refresh_token is missing"))?;
+        if token::parse(presented) != Some(SecretKind::Refresh) {
+            return Err(OAuthError::invalid_grant());
+        }
+        let hash: SecretHash = token::hash(presented);
+        let known = self.records.grant_of_refresh(&hash).await?.ok_or_else(OAuthError::invalid_grant)?;
+        if form.all("resource").any(|resource| !resource.is_empty()) {
+            let endpoint = self.endpoint_of(form.all("resource")).ok_or_else(OAuthError::invalid_target)?;
+            if self.origin.resource(endpoint.as_deref()) != known.resource {
+                return Err(OAuthError::invalid_target());
+            }
+        }
+        let now = Utc::now();
+        let secret = Secret::fresh(SecretKind::Refresh);
+        let successor = self.new_refresh(&secret, &known, now);
+        let (new_id, replay) =
+            (successor.id.clone(), drawbridge_auth::seal_under(presented, secret.expose().as_bytes()));
+        let refreshed = self
+            .records
+            .refresh(&Presented {
+                hash,
+                client: &client.id,
+                now,
+                grace: self.options.refresh_grace,
+                successor,
+                replay,
+            })
+            .await?;
+        let ((grant, user), refresh_id, refresh_token) = match refreshed {
+            Refreshed::Rotated(grant) => (*grant, new_id, secret.expose().to_owned()),
+            Refreshed::Again { grant, id, replay } => {
+                let token = drawbridge_auth::open_under(presented, &replay)
+                    .and_then(|plain| String::from_utf8(plain).ok())
+                    .ok_or_else(OAuthError::invalid_grant)?;
+                (*grant, id, token)
+            }
+            Refreshed::Dead => return Err(OAuthError::invalid_grant()),
+            Refreshed::OtherClient(grant) => {
+                tracing::warn!(
+                    grant.id = grant.id,
+                    client.id = client.id,
+                    "a client presented another one's refresh token"
+                );
+                return Err(OAuthError::invalid_grant());
+            }
+            Refreshed::Reused(grant) => {
+                tracing::warn!(
+                    grant.id = grant.id,
+                    client.id = grant.client,
+                    "refresh_reuse: a refresh token was used twice; its grant is revoked"
+                );
+                self.tell_revoked(&grant.id).await?;
+                return Err(OAuthError::invalid_grant());
+            }
+        };
+        // A client may want less than it could have, for this token.
+        let all = Scopes::new(grant.scopes.iter().cloned());
+        let asked = form.get("scope").map(Scopes::parse).map(|asked| asked.offered());
+        let scopes = match asked {
+            Some(asked) => {
+                let fewer = Scopes::new(asked.iter().filter(|scope| all.allow(scope)));
+                if fewer.is_empty() { all } else { fewer }
+            }
+            None => all,
+        };
+        if let Err(error) = self.records.touch_client(&client.id, now).await {
+            tracing::debug!("the use of a client was not noted: {error}");
+        }
+        let given = Given {
+            grant: &grant,
+            user: &user,
+            scopes: scopes.to_string(),
+            refresh_id: &refresh_id,
+            refresh_token: &refresh_token,
+        };
+        self.give(&given, now)
+    }
+
+    /// Refuses a resource that is not the granted one, before anything is used up.
+    fn check_resource(&self, form: &Form, granted: Option<&str>) -> Result<(), OAuthError> {
+        if form.all("resource").all(str::is_empty) {
+            return Ok(());
+        }
+        let meant = self.endpoint_of(form.all("resource")).ok_or_else(OAuthError::invalid_target)?;
+        if meant.as_deref() == granted { Ok(()) } else { Err(OAuthError::invalid_target()) }
+    }
+
+    fn give(&self, given: &Given<'_>, now: Time) -> Result<Response, OAuthError> {
+        let ttl = self.options.access_token_ttl.min(MAX_LIFETIME).min(given.grant.expires_at - now);
+        let ends = now + ttl;
+        let access =
+            self.signer.issue(given.grant, &given.scopes, given.user, given.refresh_id, now, ends)?;
+        let answer = json!({
+            "access_token": access,
+            "token_type": "Bearer",
+            "expires_in": ttl.num_seconds(),
+            "refresh_token": given.refresh_token,
+            "scope": given.scopes,
+        });
+        let mut response = Json(answer).into_response();
+        let headers = response.headers_mut();
+        headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+        headers.insert(header::PRAGMA, HeaderValue::from_static("no-cache"));
+        Ok(response)
+    }
+
+    /// Ends a grant, here and everywhere.
+    pub(crate) async fn revoke_grant(&self, id: &str, reason: &str) -> Result<(), OAuthError> {
+        self.records.revoke_grant(id, reason, Utc::now()).await?;
+        self.tell_revoked(id).await
+    }
+
+    /// Lets all instances refuse the access tokens of a grant.
+    async fn tell_revoked(&self, id: &str) -> Result<(), OAuthError> {
+        let until = Utc::now() + MAX_LIFETIME;
+        let revocation = Revocation { key: RevocationKey::grant(id), until };
+        let _told = self.revocations.revoke(&[revocation]).await?;
+        Ok(())
+    }
+}
+
+/// Whether `verifier` is what the challenge was made of (RFC 7636 § 4.6).
+fn proves(verifier: &str, challenge: &str) -> bool {
+    let legal = (43..=128).contains(&verifier.len())
+        && verifier.bytes().all(|b| b.is_ascii_alphanumeric() || b"-._~".contains(&b));
+    let made = URL_SAFE_NO_PAD.encode(Sha256::digest(verifier));
+    legal && bool::from(made.as_bytes().ct_eq(challenge.as_bytes()))
+}
+
+/// `POST /revoke` (RFC 7009): ends the grant of a token. Whoever asks about a token that is not theirs learns nothing.
+pub(crate) async fn revoke(
+    State(inner): State<Shared>,
+    request: Request<Body>,
+) -> Result<Response, OAuthError> {
+    inner.limit(Limited::Token, crate::address(&request)).await?;
+    let (head, body) = request.into_parts();
+    let form = Form::read(&head.headers, body).await?;
+    let client = inner.authenticate(&head.headers, &form).await?;
+    let presented = form.get("token").ok_or_else(|| OAuthError::invalid_request("token is missing"))?;
+    let grant = if token::parse(presented) == Some(SecretKind::Refresh) {
+        inner.records.grant_of_refresh(&token::hash(presented)).await?
+    } else {
+        match inner.verifier.grant_of(presented).await {
+            Some(id) => inner.records.grant(&id).await?,
+            None => None,
+        }
+    };
+    if let Some(grant) = grant.filter(|grant| grant.client == client.id && grant.revoked_at.is_none()) {
+        inner.revoke_grant(&grant.id, "revoked_by_client").await?;
+        tracing::info!(grant.id = grant.id, client.id = client.id, "revoked by its client");
+    }
+    let mut response = Response::new(Body::empty());
+    response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    Ok(response)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_verifier_proves_its_own_challenge_only() {
+        // RFC 7636, appendix B.
+        let (verifier, challenge) =
+            ("dBjftJeZ4CVP-mB92K27uhbUJU1p1r_wW1gFWFOEjXk", "E9Melhoa2OwvFrEMTJguCHaoeK1t8URWbuGJSstw-cM");
+        assert!(proves(verifier, challenge));
+        assert!(!proves(&verifier[1..], challenge));
+        assert!(!proves("", challenge));
+        assert!(!proves(&format!("{verifier} "), challenge));
+        assert!(!proves(&"a".repeat(129), &URL_SAFE_NO_PAD.encode(Sha256::digest("a".repeat(129)))));
+    }
+}
