@@ -28,9 +28,15 @@ apt_install() { # apt_install PACKAGE...
   apt-get -qq -o DPkg::Lock::Timeout=120 update >/dev/null &&
     DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=120 install -y "$@" >/dev/null
 }
+installed() { # installed PACKAGE   is the program there that a server's package is for?
+  local program=$1
+  # Debian keeps the programs of PostgreSQL, of which there may be several versions, outside of the path.
+  [ "$1" != postgresql ] || program=$(ls -d /usr/lib/postgresql/*/bin/initdb 2>/dev/null | tail -n 1)
+  PATH=$PATH:/usr/sbin command -v "${program:-initdb}" >/dev/null
+}
 servers() { # servers NAME...   the programs alone: their packages would start services and leave them running
   local policy=/usr/sbin/policy-rc.d made='' code=0 name missing=()
-  for name; do PATH=$PATH:/usr/sbin command -v "$name" >/dev/null || missing+=("$name"); done
+  for name; do installed "$name" || missing+=("$name"); done
   [ ${#missing[@]} -gt 0 ] || return 0
   if [ "$(id -u)" = 0 ] && [ ! -e "$policy" ]; then
     printf '#!/bin/sh\nexit 101\n' >"$policy" && chmod +x "$policy" && made=1
@@ -48,7 +54,7 @@ tools() { # what the build and the tests call by name; tests/interop/install.sh 
     cargo fmt --version >/dev/null 2>&1 || rustup component add rustfmt || return 1
     cargo clippy --version >/dev/null 2>&1 || rustup component add clippy || return 1
   fi
-  servers redis-server haproxy || return 1
+  servers redis-server haproxy postgresql || return 1
 }
 
 names=() results=() failed=0

@@ -1,5 +1,5 @@
-//! Parts for tests that run the real program: a gateway as a child process, the demo backend, Redis servers, a proxy
-//! that does what networks do, and a raw client of both eras that sees every byte.
+//! Parts for tests that run the real program: a gateway as a child process, the demo backend, Redis and PostgreSQL
+//! servers, a proxy that does what networks do, and a raw client of both eras that sees every byte.
 //!
 //! For development only. Must not know: what is inside the gateway.
 
@@ -16,6 +16,7 @@ pub mod client;
 pub mod fault_proxy;
 pub mod fleet;
 pub mod gateway;
+pub mod postgres;
 pub mod redis;
 
 use std::time::{Duration, Instant};
