@@ -144,8 +144,8 @@ async fn twenty(f: &Fixture, secret: &str, seconds: i64) -> Vec<Refreshed> {
     tasks.join_all().await.into_iter().map(Result::unwrap).collect()
 }
 
-/// That one rotated, and all others got its successor.
-async fn one_rotated(f: &Fixture, all: &[Refreshed], seconds: i64) {
+/// That one rotated, and all others got its successor. Uses that, and returns what came of it.
+async fn one_rotated(f: &Fixture, all: &[Refreshed], seconds: i64) -> String {
     assert_eq!(all.iter().filter(|one| matches!(one, Refreshed::Rotated(_))).count(), 1, "{all:?}");
     let again = |one: &Refreshed| match one {
         Refreshed::Again { id, .. } => Some(id.clone()),
@@ -154,21 +154,31 @@ async fn one_rotated(f: &Fixture, all: &[Refreshed], seconds: i64) {
     let ids: Vec<_> = all.iter().filter_map(again).collect();
     assert_eq!(ids.len(), 19);
     assert!(ids.iter().all(|id| *id == ids[0]), "{ids:?}");
-    assert_eq!(short(&go(f, &ids[0], &format!("after {}", ids[0]), seconds).await), "rotated");
+    let next = format!("{}+", ids[0]);
+    assert_eq!(short(&go(f, &ids[0], &next, seconds).await), "rotated");
+    next
 }
 
 pub(super) async fn of_many_who_present_one_token_one_rotates_it(f: &Fixture) {
     begin(f).await;
-    let all = twenty(f, "r1", 10).await;
-    one_rotated(f, &all, 11).await;
+    // The first round opens connections; in the others all come at once.
+    let mut secret = "r1".to_owned();
+    for round in 0..4 {
+        let all = twenty(f, &secret, 10 + round).await;
+        secret = one_rotated(f, &all, 10 + round).await;
+    }
 }
 
 pub(super) async fn of_many_who_lost_an_answer_one_rotates_anew(f: &Fixture) {
     begin(f).await;
-    go(f, "r1", "lost", 10).await;
-    let all = twenty(f, "r1", 1000).await;
-    one_rotated(f, &all, 1001).await;
-    assert_eq!(short(&go(f, "lost", "x", 1002).await), "dead");
+    let mut secret = "r1".to_owned();
+    for round in 1..5 {
+        let (lost, now) = (format!("lost {round}"), round * 1000);
+        go(f, &secret, &lost, now).await;
+        let all = twenty(f, &secret, now + 500).await;
+        secret = one_rotated(f, &all, now + 500).await;
+        assert_eq!(short(&go(f, &lost, "x", now + 500).await), "dead");
+    }
 }
 
 /// What may happen to a chain. Tokens are counted in the order they were offered in.
