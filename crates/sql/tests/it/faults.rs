@@ -113,6 +113,24 @@ async fn an_answer_that_never_comes_costs_its_connection_alone() {
         assert!(gone.is_err());
     }
     assert!(records.user("u1").await.unwrap().is_some());
+    // The network falls silent while the server works for as many as there are connections.
+    let waiting = "select count(*) from pg_stat_activity \
+                   where application_name = 'drawbridge' and wait_event_type = 'Lock'";
+    eventually(PATIENCE, async || database.run(waiting) == "0").await;
+    let begun = Instant::now();
+    let revoke = async || records.revoke_grant("g1", "x", at(1)).await.unwrap_err();
+    let silence = async {
+        eventually(PATIENCE, async || database.run(waiting) == "2").await;
+        proxy.set(Fault::Silence);
+    };
+    let (one, two, ()) = tokio::join!(revoke(), revoke(), silence);
+    assert!(
+        matches!((&one, &two), (RecordsError::Unavailable(_), RecordsError::Unavailable(_))),
+        "{one} {two}"
+    );
+    assert!(begun.elapsed() < longest, "it took {:?}", begun.elapsed());
+    proxy.set(Fault::None);
+    assert!(records.user("u1").await.unwrap().is_some());
     database
         .run("select pg_terminate_backend(pid) from pg_stat_activity where query like 'select pg_sleep%'");
     let _ = locker.wait();
