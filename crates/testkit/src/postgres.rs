@@ -120,7 +120,11 @@ impl PostgresServer {
             private_file(&dir.path().join("server.key"), key);
         }
         let mut server = Self { programs, dir, port: free_port(), tls: tls.is_some(), running: None };
-        server.restart().await;
+        while let Err(said) = server.launch().await {
+            // Somebody else may have taken the port that was free.
+            assert!(said.contains("could not bind"), "postgres ended: {said}");
+            server.port = free_port();
+        }
         server
     }
 
@@ -149,8 +153,7 @@ impl PostgresServer {
     ///
     /// If it is an error.
     pub fn run(&self, database: &str, sql: &str) -> String {
-        let answer =
-            done(self.program("psql").args(["-XAtq", "-v", "ON_ERROR_STOP=1", "-d", database, "-c", sql]));
+        let answer = done(self.psql(database).args(["-c", sql]));
         answer.trim_end().to_owned()
     }
 
@@ -167,6 +170,11 @@ impl PostgresServer {
     ///
     /// If it does not start.
     pub async fn restart(&mut self) {
+        self.launch().await.unwrap_or_else(|said| panic!("postgres ended: {said}"));
+    }
+
+    /// Starts it; what it said if it ends instead.
+    async fn launch(&mut self) -> Result<(), String> {
         let (data, log) = (self.dir.path().join("data"), self.dir.path().join("log"));
         let mut command = unprivileged(&self.programs.join("postgres"), true);
         command.arg("-D").arg(&data).args(["-p", &self.port.to_string()]);
@@ -177,7 +185,7 @@ impl PostgresServer {
             "fsync=off",
             "full_page_writes=off",
             "autovacuum=off",
-            "max_connections=60",
+            "max_connections=400",
             "shared_buffers=16MB",
             "log_min_messages=warning",
         ] {
@@ -191,14 +199,13 @@ impl PostgresServer {
         }
         let _ = fs::remove_file(data.join("postmaster.pid"));
         self.running = Some(run(command));
+        let has_ended = || self.running.as_ref().is_none_or(|running| running.keeper.is_finished());
         eventually(PATIENCE, async || {
-            let ended = self.running.as_ref().unwrap().keeper.is_finished();
-            let said = || fs::read_to_string(&log).unwrap_or_default();
-            assert!(!ended, "postgres ended: {}", said());
             let state = fs::read_to_string(data.join("postmaster.pid")).unwrap_or_default();
-            state.lines().nth(7).is_some_and(|line| line.trim() == "ready")
+            has_ended() || state.lines().nth(7).is_some_and(|line| line.trim() == "ready")
         })
         .await;
+        if has_ended() { Err(fs::read_to_string(&log).unwrap_or_default()) } else { Ok(()) }
     }
 
     /// Ends it at once, as a crash does: it recovers when it starts again.
