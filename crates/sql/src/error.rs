@@ -55,7 +55,7 @@ pub(crate) fn records_error(database: Database, error: &sqlx::Error) -> RecordsE
         sqlx::Error::Io(error) => {
             RecordsError::Unavailable(format!("the connection failed ({})", error.kind()))
         }
-        sqlx::Error::Tls(_) => unavailable("TLS could not be agreed on"),
+        sqlx::Error::Tls(error) => RecordsError::Unavailable(format!("TLS failed: {error}")),
         sqlx::Error::PoolTimedOut => unavailable("there was no connection in time"),
         sqlx::Error::PoolClosed => unavailable("it was closed"),
         sqlx::Error::Protocol(_) | sqlx::Error::BeginFailed => unavailable("the connection broke off"),

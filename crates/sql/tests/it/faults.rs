@@ -15,13 +15,23 @@ use crate::fixture::{at, claims, grant, present, refresh, user};
 fn hasty() -> SqlOptions {
     SqlOptions {
         max_connections: 2,
-        acquire_timeout: Duration::from_millis(800),
-        statement_timeout: Duration::from_millis(500),
+        acquire_timeout: Duration::from_millis(1500),
+        statement_timeout: Duration::from_secs(1),
     }
 }
 
 /// The longest a call may take then: a connection, two statements, and what the machine is slow by.
-const LONGEST: Duration = Duration::from_secs(4);
+const LONGEST: Duration = Duration::from_secs(8);
+
+/// Records with these short times, in a database that was made ready at leisure.
+async fn ready(server: &PostgresServer, database: &str, url: &str, options: &SqlOptions) -> SqlRecords {
+    let patient = SqlRecords::open(&server.url(database), &SqlOptions::default()).unwrap();
+    patient.migrate().await.unwrap();
+    user(&patient, "u1").await;
+    patient.redeem(&grant("g1", "u1"), Some(&refresh("r1"))).await.unwrap();
+    patient.close().await;
+    SqlRecords::open(url, options).unwrap()
+}
 
 /// That a call is answered in time, and how.
 async fn unavailable(records: &SqlRecords) -> String {
@@ -36,9 +46,8 @@ async fn unavailable(records: &SqlRecords) -> String {
 async fn a_server_that_was_killed_is_back_with_the_next_call() {
     let mut server = PostgresServer::start().await;
     server.create_database("records");
-    let records = SqlRecords::open(&server.url("records"), &hasty()).unwrap();
-    records.migrate().await.unwrap();
-    let before = user(&records, "u1").await;
+    let records = ready(&server, "records", &server.url("records"), &hasty()).await;
+    let before = records.user("u1").await.unwrap().unwrap();
     for _ in 0..2 {
         server.kill();
         let text = unavailable(&records).await;
@@ -71,9 +80,8 @@ async fn a_network_that_falls_silent_holds_nobody_and_no_connection() {
     let database = PostgresDatabase::fresh().await;
     let proxy = FaultProxy::start(database.server.port()).await;
     let url = database.url().replace(&format!(":{}/", database.server.port()), &format!(":{}/", proxy.port));
-    let records = SqlRecords::open(&url, &hasty()).unwrap();
-    records.migrate().await.unwrap();
-    let before = user(&records, "u1").await;
+    let records = ready(&database.server, database.name(), &url, &hasty()).await;
+    let before = records.user("u1").await.unwrap().unwrap();
     proxy.set(Fault::Silence);
     // More calls than there are connections.
     for _ in 0..3 {
@@ -91,10 +99,7 @@ async fn an_answer_that_never_comes_costs_its_connection_alone() {
     let url = database.url().replace(&format!(":{}/", database.server.port()), &format!(":{}/", proxy.port));
     let options = SqlOptions { statement_timeout: Duration::from_secs(2), ..hasty() };
     let longest = LONGEST + 2 * options.statement_timeout;
-    let records = SqlRecords::open(&url, &options).unwrap();
-    records.migrate().await.unwrap();
-    user(&records, "u1").await;
-    records.redeem(&grant("g1", "u1"), Some(&refresh("r1"))).await.unwrap();
+    let records = ready(&database.server, database.name(), &url, &options).await;
     // Somebody else has the grant, and keeps it.
     let statements = ["begin", "select 1 from grants for update", "select pg_sleep(60)"];
     let mut locker = database.psql().args(statements.iter().flat_map(|sql| ["-c", sql])).spawn().unwrap();
@@ -112,6 +117,24 @@ async fn an_answer_that_never_comes_costs_its_connection_alone() {
             tokio::time::timeout(Duration::from_millis(50), records.revoke_grant("g1", "x", at(1))).await;
         assert!(gone.is_err());
     }
+    assert!(records.user("u1").await.unwrap().is_some());
+    // The network falls silent while the server works for as many as there are connections.
+    let waiting = "select count(*) from pg_stat_activity \
+                   where application_name = 'drawbridge' and wait_event_type = 'Lock'";
+    eventually(PATIENCE, async || database.run(waiting) == "0").await;
+    let begun = Instant::now();
+    let revoke = async || records.revoke_grant("g1", "x", at(1)).await.unwrap_err();
+    let silence = async {
+        eventually(PATIENCE, async || database.run(waiting) == "2").await;
+        proxy.set(Fault::Silence);
+    };
+    let (one, two, ()) = tokio::join!(revoke(), revoke(), silence);
+    assert!(
+        matches!((&one, &two), (RecordsError::Unavailable(_), RecordsError::Unavailable(_))),
+        "{one} {two}"
+    );
+    assert!(begun.elapsed() < longest, "it took {:?}", begun.elapsed());
+    proxy.set(Fault::None);
     assert!(records.user("u1").await.unwrap().is_some());
     database
         .run("select pg_terminate_backend(pid) from pg_stat_activity where query like 'select pg_sleep%'");
@@ -192,8 +215,8 @@ async fn tls_is_as_the_url_says() {
 #[tokio::test]
 async fn a_connection_to_a_server_that_became_a_replica_is_given_up() {
     let database = PostgresDatabase::fresh().await;
-    let records = SqlRecords::open(&database.url(), &SqlOptions { max_connections: 1, ..hasty() }).unwrap();
-    records.migrate().await.unwrap();
+    let options = SqlOptions { max_connections: 1, ..hasty() };
+    let records = ready(&database.server, database.name(), &database.url(), &options).await;
     user(&records, "u1").await;
     // As a replica would, but only for connections from now on.
     let name = database.run("select current_database()");
