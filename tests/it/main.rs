@@ -4,6 +4,8 @@
 #[cfg(test)]
 mod architecture;
 #[cfg(test)]
+mod auth;
+#[cfg(test)]
 mod backend;
 #[cfg(test)]
 mod backends;

@@ -10,6 +10,8 @@ use anyhow::Context as _;
 use axum::Router;
 use axum::body::Body;
 use chrono::{TimeDelta, Utc};
+use drawbridge_auth::jwks::{Jwks, Location};
+use drawbridge_auth::jwt::{ALGORITHMS, Algorithm, Policy};
 use drawbridge_auth::records::{Records, RecordsError, Token};
 use drawbridge_auth::resource::Origin;
 use drawbridge_auth::revoking::Revocations;
@@ -23,12 +25,12 @@ use drawbridge_core::state::SharedState;
 use drawbridge_front::gate::{Gate, PeerAddress};
 use drawbridge_oauth::oidc::{Provider, ProviderOptions};
 use drawbridge_oauth::options::{Options, Registration};
-use drawbridge_oauth::{ClientAddress, HasEndpoint};
+use drawbridge_oauth::{ClientAddress, Documents, HasEndpoint};
 use drawbridge_sql::{MigrationError, SqlOptions, SqlRecords};
 use http::Request;
 use parking_lot::{Mutex, RwLock};
 
-use crate::config::{AuthMode, Config, RegistrationPolicy};
+use crate::config::{AuthMode, Config, External, RegistrationPolicy};
 use crate::fetch::Fetcher;
 use crate::wiring::collector_options;
 
@@ -121,20 +123,23 @@ impl Access {
         let records: Arc<dyn Records> = sql.clone();
         let revocations = Revocations::new(records.clone(), shared.revocations.clone());
         let is_embedded = config.auth.mode == AuthMode::Embedded;
-        let origin = is_embedded.then(|| match &config.public.url {
+        let is_found = is_embedded || config.auth.mode == AuthMode::External;
+        let origin = is_found.then(|| match &config.public.url {
             Some(url) => Ok(Origin::of(url)),
             None => format!("http://{public}").parse().map(|url| Origin::of(&url)),
         });
         let origin = origin.transpose()?;
-        let signer = origin
-            .as_ref()
-            .map(|origin| Arc::new(Signer::new(origin.as_str(), records.clone(), ring.clone())));
-        let own = signer.iter().map(|signer| Issuer {
-            policy: signer.policy(),
-            keys: signer.clone(),
-            is_own: true,
-        });
-        let verifier = Arc::new(Verifier::new(origin.clone(), records, revocations.clone(), own.collect()));
+        let own = origin.as_ref().filter(|_| is_embedded);
+        let signer = own.map(|origin| Arc::new(Signer::new(origin.as_str(), records.clone(), ring.clone())));
+        let mut issuers: Vec<Issuer> = Vec::new();
+        if let Some(signer) = &signer {
+            issuers.push(Issuer { policy: signer.policy(), keys: signer.clone(), is_own: true });
+        }
+        if config.auth.mode == AuthMode::External {
+            let fetcher = Arc::new(Fetcher::new(collector_options(config)));
+            issuers.extend(config.auth.external.iter().map(|issuer| external(issuer, &fetcher)));
+        }
+        let verifier = Arc::new(Verifier::new(origin.clone(), records, revocations.clone(), issuers));
         let this = Arc::new(Self {
             records: sql,
             revocations,
@@ -236,8 +241,15 @@ impl Access {
 
     /// What is answered at paths where there is no MCP.
     pub fn router(&self, config: &Config, ring: &Arc<KeyRing>, names: &EndpointNames) -> Router {
-        let (Some(origin), Some(signer)) = (&self.origin, &self.signer) else {
-            return drawbridge_oauth::nothing();
+        let Some(origin) = &self.origin else { return drawbridge_oauth::nothing() };
+        let Some(signer) = &self.signer else {
+            let issuer = config.auth.external.first().map(|external| external.issuer.clone());
+            return drawbridge_oauth::documents(Documents {
+                origin: origin.clone(),
+                issuer: issuer.unwrap_or_default(),
+                resource_name: config.auth.name.clone(),
+                has_endpoint: names.has(),
+            });
         };
         let provider = config.auth.login.as_ref().map(|login| {
             let options = ProviderOptions {
@@ -321,6 +333,25 @@ impl Access {
             Ok(rows) => tracing::info!(rows, "forgot records that can matter to nobody any more"),
             Err(error) => tracing::warn!("old records can't be forgotten: {error}"),
         }
+    }
+}
+
+/// An issuer whose tokens are accepted.
+fn external(external: &External, fetcher: &Arc<Fetcher>) -> Issuer {
+    let location = external.jwks_uri.clone().map_or(Location::Discovered, Location::Url);
+    let is_accepted =
+        |algorithm: &Algorithm| external.algorithms.iter().any(|named| *named == format!("{algorithm:?}"));
+    Issuer {
+        policy: Policy {
+            issuer: external.issuer.clone(),
+            algorithms: ALGORITHMS.into_iter().filter(is_accepted).collect(),
+            types: external.types.clone(),
+            audiences: external.audiences.clone(),
+            clients: external.client_ids.clone(),
+            max_lifetime: Some(external.max_lifetime.as_secs_f64()),
+        },
+        keys: Arc::new(Jwks::new(&external.issuer, location, fetcher.clone())),
+        is_own: false,
     }
 }
 

@@ -13,7 +13,7 @@ use drawbridge_upstream::process::GuardCommand;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
-use crate::access::Access;
+use crate::access::{Access, EndpointNames};
 use crate::config::{self, Config, FileRead, Inputs};
 use crate::listener::{Workers, bind};
 use crate::reload::{self, Status};
@@ -88,13 +88,14 @@ impl Gateway {
         let ring = Arc::new(KeyRing::new(&keys)?);
         let gateway_public = public.local_addr()?;
         let access = Access::open(&config, gateway_public, &state, &ring).await?;
-        let mut doors = Doors::default();
+        let mut doors =
+            Doors { keys: ring.clone(), gate: None, others: None, names: EndpointNames::default() };
         if let Some(access) = &access {
             doors.gate = Some(access.gate());
             doors.others = Some(access.router(&config, &ring, &doors.names));
             access.tend(&work.fleet);
         }
-        let wired = Arc::new(wire(&config, state, records, &ring, doors, guard, cores + 1, &work)?);
+        let wired = Arc::new(wire(&config, state, records, doors, guard, cores + 1, &work)?);
         let workers = Arc::new(Workers::start(cores, &wired.front, &work)?);
         let accepting = {
             let (workers, tasks) = (workers.clone(), work.clients.clone());

@@ -76,8 +76,9 @@ pub struct Records {
 }
 
 /// What stands before MCP.
-#[derive(Default)]
 pub struct Doors {
+    /// Seals what clients carry.
+    pub keys: Arc<KeyRing>,
     /// Asks callers who they are.
     pub gate: Option<Gate>,
     /// Answers what is no MCP.
@@ -95,14 +96,13 @@ pub fn wire(
     config: &Config,
     state: SharedState,
     records: Records,
-    keys: &Arc<KeyRing>,
     doors: Doors,
     guard: &GuardCommand,
     workers: usize,
     work: &Work,
 ) -> anyhow::Result<Wired> {
     let Records { metrics, tracer } = records;
-    let keys = keys.clone();
+    let keys = doors.keys;
     let peers = Peers::new(state, work.fleet.clone());
     let means = Means {
         guard: guard.clone(),

@@ -2,9 +2,10 @@
 //! is checked against the key, and what a token says of its own keys is ignored.
 
 use async_trait::async_trait;
+pub use jsonwebtoken::Algorithm;
 use jsonwebtoken::errors::ErrorKind;
 use jsonwebtoken::jwk::{AlgorithmParameters, EllipticCurve, Jwk};
-use jsonwebtoken::{Algorithm, DecodingKey, Header, Validation};
+use jsonwebtoken::{DecodingKey, Header, Validation};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};

@@ -147,7 +147,7 @@ impl Inner {
         // A browser that is new was given another name when the request was checked.
         let transaction = Transaction { browser: browser.name(), ..transaction };
         let login = Login::of(self, headers, &browser)
-            .filter(|login| !transaction.asks_for_login || login.at >= transaction.at);
+            .filter(|login| !transaction.asks_for_login || login.at > transaction.at);
         let mut response = match login {
             Some(login) => self.ask_for_consent(transaction, &login, text).await,
             None => self.ask_for_login(&transaction, text).await,

@@ -33,6 +33,8 @@ pub type Headers<'a> = &'a [(&'a str, &'a str)];
 pub struct Client {
     base: String,
     hyper: Hyper<HttpConnector, Full<Bytes>>,
+    /// Sent with each request that does not name them itself.
+    always: HeaderMap,
 }
 
 impl Client {
@@ -41,7 +43,18 @@ impl Client {
         let mut connector = HttpConnector::new();
         connector.set_nodelay(true);
         let hyper = Hyper::builder(TokioExecutor::new()).pool_timer(TokioTimer::new()).build(connector);
-        Self { base: base.to_owned(), hyper }
+        Self { base: base.to_owned(), hyper, always: HeaderMap::new() }
+    }
+
+    /// The same client, of somebody with this bearer token.
+    ///
+    /// # Panics
+    ///
+    /// If it is no header.
+    #[must_use]
+    pub fn bearer(&self, token: &str) -> Self {
+        let always = header_map(&[("authorization", &format!("Bearer {token}"))]);
+        Self { always, ..self.clone() }
     }
 
     /// Sends a request with just these headers.
@@ -98,6 +111,9 @@ impl Client {
         *request.method_mut() = method;
         *request.uri_mut() = format!("{}{path}", self.base).parse().unwrap();
         *request.headers_mut() = headers.clone();
+        for (name, value) in &self.always {
+            request.headers_mut().entry(name).or_insert_with(|| value.clone());
+        }
         Ok(Reply::new(self.hyper.request(request).await?))
     }
 

@@ -155,8 +155,8 @@ impl<'a> Checker<'a> {
 
 /// Checks everything but the endpoints, which need the backends of all files.
 pub(super) fn file(checker: &mut Checker<'_>, file: raw::File) -> (Config, BTreeMap<String, raw::Endpoint>) {
-    let mut config = Config::default();
-    config.instance_id = instance_id(checker, file.instance_id);
+    let instance_id = instance_id(checker, file.instance_id);
+    let mut config = Config { instance_id, ..Config::default() };
     config.public = public::public(checker, file.public.unwrap_or_default());
     config.admin = admin(checker, file.admin.unwrap_or_default());
     addresses(checker, &config);

@@ -206,6 +206,27 @@ pub struct Auth {
     pub redirect_uris: Vec<String>,
     /// The identity provider that users log in with.
     pub login: Option<Login>,
+    /// Whose tokens are accepted in the mode `external`.
+    pub external: Vec<External>,
+}
+
+/// An issuer of JSON Web Tokens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct External {
+    /// Exactly as in its tokens and metadata.
+    pub issuer: String,
+    /// Audiences that are accepted besides the URL of the endpoint.
+    pub audiences: Vec<String>,
+    /// Algorithms that are accepted, as JOSE names them.
+    pub algorithms: Vec<String>,
+    /// What the header `typ` may be, in lower case.
+    pub types: Vec<String>,
+    /// Where its keys are, if not where its metadata say.
+    pub jwks_uri: Option<String>,
+    /// Ids of clients for which it issues ID tokens.
+    pub client_ids: Vec<String>,
+    /// For how long a token of it may be good at most.
+    pub max_lifetime: Duration,
 }
 
 impl Default for Auth {
@@ -221,6 +242,7 @@ impl Default for Auth {
             registration: RegistrationPolicy::Curated,
             redirect_uris: Vec::new(),
             login: None,
+            external: Vec::new(),
         }
     }
 }

@@ -155,6 +155,28 @@ pub(super) struct Auth {
     pub(super) registration: Option<Registration>,
     /// The identity provider that users log in with; without one they sign in with tokens.
     pub(super) login: Option<Login>,
+    /// Whose tokens are accepted in the mode `external`; clients are sent to the first.
+    pub(super) external: Option<Vec<External>>,
+}
+
+/// An issuer of JSON Web Tokens.
+#[derive(Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct External {
+    /// Exactly as in its tokens and metadata.
+    pub(super) issuer: String,
+    /// Audiences that are accepted besides the URL of the endpoint.
+    pub(super) audiences: Option<Vec<String>>,
+    /// Algorithms that are accepted; default `[RS256, ES256]`.
+    pub(super) algorithms: Option<Vec<String>>,
+    /// What the header `typ` may be; default `[at+jwt]`. Some providers say `jwt`.
+    pub(super) types: Option<Vec<String>>,
+    /// Where its keys are; default where its metadata say.
+    pub(super) jwks_uri: Option<String>,
+    /// Ids of clients for which it issues ID tokens: a token for one of them is no access token.
+    pub(super) client_ids: Option<Vec<String>>,
+    /// For how long a token of it may be good at most; default `24h`.
+    pub(super) max_lifetime: Option<Span>,
 }
 
 /// Which OAuth clients may register by themselves.

@@ -5,7 +5,7 @@ use std::time::Duration;
 use url::Url;
 
 use crate::config::check::Checker;
-use crate::config::model::{Auth, Config, Login};
+use crate::config::model::{Auth, Config, External, Login};
 use crate::config::raw::{self, AuthMode};
 use crate::config::secret::Secret;
 use crate::config::value::{SecretSource, Span};
@@ -74,6 +74,7 @@ pub(super) fn auth(checker: &mut Checker<'_>, raw: raw::Auth, config: &Config) -
         registration: registration.dcr.unwrap_or(default.registration),
         redirect_uris: redirect_uris(checker, registration.redirect_uris.unwrap_or_default()),
         login: raw.login.and_then(|login| provider(checker, login)),
+        external: external(checker, raw.external.unwrap_or_default()),
     };
     let listen = config.public.listen;
     match auth.mode {
@@ -86,8 +87,11 @@ pub(super) fn auth(checker: &mut Checker<'_>, raw: raw::Auth, config: &Config) -
         }
         AuthMode::None => {}
         AuthMode::External => {
-            let hint = "use `embedded` with your identity provider as `auth.login`, or `tokens`";
-            checker.problem("auth.mode", "this release does not have the mode `external`", hint);
+            needs_url(checker, config);
+            if auth.external.is_empty() && !checker.is_incomplete("auth.external") {
+                let hint = "name one: `auth: { external: [{ issuer: https://login.example.com }] }`";
+                checker.problem("auth.mode", "the mode `external` needs an issuer of tokens", hint);
+            }
         }
         AuthMode::Embedded => needs_url(checker, config),
         AuthMode::Tokens => {}
@@ -103,15 +107,11 @@ fn needs_url(checker: &mut Checker<'_>, config: &Config) {
     let Some(url) = &config.public.url else {
         if !config.public.listen.ip().is_loopback() {
             let hint = "set `public.url`, such as `https://mcp.example.com`";
-            checker.problem("auth.mode", "the mode `embedded` needs the URL that clients know", hint);
+            checker.problem("auth.mode", "this mode needs the URL that clients know", hint);
         }
         return;
     };
-    let is_loopback = url.host_str().is_some_and(|host| {
-        host == "localhost"
-            || host.trim_matches(['[', ']']).parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback())
-    });
-    if url.scheme() != "https" && !is_loopback {
+    if url.scheme() != "https" && !is_near(url) {
         let hint = "use `https`, and let whatever is in front of the gateway speak it";
         checker.problem(
             "public.url",
@@ -166,6 +166,57 @@ fn redirect_uris(checker: &mut Checker<'_>, written: Vec<String>) -> Vec<String>
         }
     }
     written
+}
+
+fn external(checker: &mut Checker<'_>, written: Vec<raw::External>) -> Vec<External> {
+    let mut issuers: Vec<External> = Vec::new();
+    for (index, raw) in written.into_iter().enumerate() {
+        let path = format!("auth.external[{index}]");
+        let is_url = |text: &str| Url::parse(text).is_ok_and(|url| url.scheme() == "https" || is_near(&url));
+        if !is_url(&raw.issuer) || issuers.iter().any(|other| other.issuer == raw.issuer) {
+            let hint = "write it exactly as in its tokens, such as `https://login.example.com`, and once";
+            checker.problem(&format!("{path}.issuer"), "not an https URL, or there twice", hint);
+        }
+        if raw.jwks_uri.as_deref().is_some_and(|uri| !is_url(uri)) {
+            let hint = "leave it out if the issuer's metadata name it";
+            checker.problem(&format!("{path}.jwks_uri"), "not an https URL", hint);
+        }
+        let or = |written: Option<Vec<String>>, default: &[&str]| {
+            written.unwrap_or_else(|| default.iter().map(|one| (*one).to_owned()).collect())
+        };
+        let algorithms = or(raw.algorithms, &["RS256", "ES256"]);
+        let known: Vec<String> =
+            drawbridge_auth::jwt::ALGORITHMS.iter().map(|one| format!("{one:?}")).collect();
+        for (n, algorithm) in algorithms.iter().enumerate() {
+            if !known.contains(algorithm) {
+                let hint = format!("use one of {}", known.join(", "));
+                checker.problem(
+                    &format!("{path}.algorithms[{n}]"),
+                    "not an algorithm that is accepted",
+                    hint,
+                );
+            }
+        }
+        let max_lifetime = checker.positive(&format!("{path}.max_lifetime"), raw.max_lifetime, DAY);
+        issuers.push(External {
+            issuer: raw.issuer,
+            audiences: or(raw.audiences, &[]),
+            algorithms,
+            types: or(raw.types, &["at+jwt"]).iter().map(|typ| typ.to_ascii_lowercase()).collect(),
+            jwks_uri: raw.jwks_uri,
+            client_ids: or(raw.client_ids, &[]),
+            max_lifetime,
+        });
+    }
+    issuers
+}
+
+/// Whether a server is on this machine, so that nobody listens in between.
+fn is_near(url: &Url) -> bool {
+    url.host_str().is_some_and(|host| {
+        host == "localhost"
+            || host.trim_matches(['[', ']']).parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback())
+    })
 }
 
 fn provider(checker: &mut Checker<'_>, raw: raw::Login) -> Option<Login> {

@@ -66,8 +66,8 @@ fn a_fault_of_a_flag_names_the_flag() {
     ");
     let overrides = Overrides { auth: Some(AuthMode::External), ..Overrides::default() };
     assert_snapshot!(load_with("{}", &overrides).unwrap_err(), @r"
-    --auth (DRAWBRIDGE_AUTH): auth.mode: this release does not have the mode `external`
-      hint: use `embedded` with your identity provider as `auth.login`, or `tokens`
+    --auth (DRAWBRIDGE_AUTH): auth.mode: the mode `external` needs an issuer of tokens
+      hint: name one: `auth: { external: [{ issuer: https://login.example.com }] }`
     ");
 }
 

@@ -59,15 +59,23 @@ broken_files! {
           hint: use `protocol: http`, or a collector nearby
     "#;
 
-    mode_of_a_later_release = "auth: { mode: external }\n"
+    tokens_of_nobody = "auth: { mode: external }\n"
     says r#"
-        drawbridge.yaml:1:9: auth.mode: this release does not have the mode `external`
-          hint: use `embedded` with your identity provider as `auth.login`, or `tokens`
+        drawbridge.yaml:1:9: auth.mode: the mode `external` needs an issuer of tokens
+          hint: name one: `auth: { external: [{ issuer: https://login.example.com }] }`
+    "#;
+
+    tokens_that_anybody_signs = "auth:\n  external: [{ issuer: \"http://login.example.com\", algorithms: [HS256] }]\n"
+    says r#"
+        drawbridge.yaml:2:16: auth.external[0].issuer: not an https URL, or there twice
+          hint: write it exactly as in its tokens, such as `https://login.example.com`, and once
+        drawbridge.yaml:2:65: auth.external[0].algorithms[0]: not an algorithm that is accepted
+          hint: use one of RS256, RS384, RS512, PS256, PS384, PS512, ES256, ES384, EdDSA
     "#;
 
     login_without_a_url = "public: { listen: 0.0.0.0:80 }\nauth: { mode: embedded }\n"
     says r#"
-        drawbridge.yaml:2:9: auth.mode: the mode `embedded` needs the URL that clients know
+        drawbridge.yaml:2:9: auth.mode: this mode needs the URL that clients know
           hint: set `public.url`, such as `https://mcp.example.com`
     "#;
 

@@ -1,0 +1,10 @@
+//! Who may: the tests of the authorization digest, by their numbers.
+
+mod authorize;
+mod discovery;
+mod external;
+mod registration;
+mod sessions;
+mod token_endpoint;
+mod tokens;
+mod world;

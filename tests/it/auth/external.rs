@@ -1,0 +1,192 @@
+//! Tokens of another issuer: whose keys are fetched, and how often.
+
+use std::sync::{Arc, Mutex};
+
+use chrono::Utc;
+use drawbridge_testkit::backend::{Backend, Reply, Request};
+use drawbridge_testkit::client::request;
+use drawbridge_testkit::fleet::ready;
+use drawbridge_testkit::gateway::{DemoBackend, Gateway};
+use jsonwebtoken::jwk::Jwk;
+use jsonwebtoken::{Algorithm, EncodingKey, Header};
+use serde_json::{Value, json};
+
+const R: &str = "http://localhost:9/mcp";
+
+/// A key of the issuer.
+#[derive(Clone)]
+struct Key {
+    kid: String,
+    signs: EncodingKey,
+    public: Value,
+}
+
+impl Key {
+    fn fresh(kid: &str) -> Self {
+        let pair = rcgen::KeyPair::generate_for(&rcgen::PKCS_ECDSA_P256_SHA256).unwrap();
+        let signs = EncodingKey::from_ec_der(&pair.serialize_der());
+        let mut jwk = Jwk::from_encoding_key(&signs, Algorithm::ES256).unwrap();
+        jwk.common.key_id = Some(kid.to_owned());
+        Self { kid: kid.to_owned(), signs, public: serde_json::to_value(jwk).unwrap() }
+    }
+}
+
+type Answer = Arc<Mutex<Box<dyn Fn(&str) -> Reply + Send>>>;
+
+/// An issuer of tokens, and a gateway that accepts them.
+struct World {
+    issuer: Backend,
+    answers: Answer,
+    gateway: Gateway,
+    _demo: DemoBackend,
+}
+
+fn keys(keys: &[&Key]) -> Value {
+    json!({ "keys": keys.iter().map(|key| key.public.clone()).collect::<Vec<_>>() })
+}
+
+impl World {
+    async fn with(first: Value, more: &str) -> Self {
+        let answers: Answer = Arc::new(Mutex::new(Box::new(move |_| Reply::json(&first))));
+        let base = Arc::new(Mutex::new(String::new()));
+        let (of_answers, of_base) = (answers.clone(), base.clone());
+        let issuer = Backend::start(move |request: Request| {
+            let (answers, base) = (of_answers.clone(), of_base.lock().unwrap().clone());
+            async move {
+                if request.path.contains("openid-configuration") {
+                    return Reply::json(&json!({ "issuer": base, "jwks_uri": format!("{base}/keys") }));
+                }
+                let answer = answers.lock().unwrap();
+                answer(&request.path)
+            }
+        })
+        .await;
+        let url = issuer.url_of("");
+        base.lock().unwrap().clone_from(&url);
+        let demo = DemoBackend::start().await;
+        let gateway = Gateway::setup()
+            .url("demo", &demo.url, "auto")
+            .config("public: { url: \"http://localhost:9\" }")
+            .config(&format!(
+                "auth: {{ mode: external, external: [{{ issuer: \"{url}\", audiences: [api], client_ids: [web]{more} }}] }}"
+            ))
+            .start()
+            .await;
+        ready(&gateway).await;
+        Self { issuer, answers, gateway, _demo: demo }
+    }
+
+    fn answer(&self, answer: impl Fn(&str) -> Reply + Send + 'static) {
+        *self.answers.lock().unwrap() = Box::new(answer);
+    }
+
+    fn token(&self, key: &Key, changes: &Value) -> String {
+        let mut header = Header::new(Algorithm::ES256);
+        header.typ = Some("at+jwt".to_owned());
+        header.kid = Some(key.kid.clone());
+        let now = Utc::now().timestamp();
+        let mut claims = json!({ "iss": self.issuer.url_of(""), "sub": "ann", "aud": R, "client_id": "c",
+            "iat": now, "exp": now + 600, "scope": "mcp:read mcp:write", "jti": rand::random::<u64>() });
+        for (name, value) in changes.as_object().unwrap() {
+            claims[name] = value.clone();
+        }
+        jsonwebtoken::encode(&header, &claims, &key.signs).unwrap()
+    }
+
+    async fn status(&self, token: &str) -> u16 {
+        let body = request(1, "tools/list", json!({})).to_string();
+        self.gateway.client().bearer(token).post("/mcp", &[], body).await.status()
+    }
+
+    fn fetched(&self) -> usize {
+        self.issuer.requests().iter().filter(|request| request.path == "/keys").count()
+    }
+}
+
+#[tokio::test]
+async fn tokens_of_a_named_issuer_are_accepted_and_clients_are_sent_there() {
+    let key = Key::fresh("one");
+    let world = World::with(keys(&[&key]), "").await;
+    assert_eq!(world.status(&world.token(&key, &json!({}))).await, 200);
+    assert_eq!(world.status(&world.token(&key, &json!({ "aud": ["api", "x"] }))).await, 200);
+    assert_eq!(world.status(&world.token(&key, &json!({ "scope": null, "scp": ["mcp:read"] }))).await, 200);
+    for changes in [
+        json!({ "aud": "other" }),
+        json!({ "iss": "https://other.example" }),
+        json!({ "exp": Utc::now().timestamp() + 48 * 3600 }),
+        json!({ "nonce": "n" }),
+        json!({ "aud": ["api", "web"] }),
+        json!({ "token_use": "id" }),
+    ] {
+        assert_eq!(world.status(&world.token(&key, &changes)).await, 401, "t22 {changes}");
+    }
+    let document =
+        world.gateway.client().get("/.well-known/oauth-protected-resource/mcp", &[]).await.json().await;
+    assert_eq!(document["authorization_servers"], json!([world.issuer.url_of("")]));
+    assert_eq!(world.gateway.client().get("/authorize", &[]).await.status(), 404);
+    assert_eq!(world.fetched(), 1);
+}
+
+#[tokio::test]
+async fn t20_a_key_that_can_be_guessed_from_public_ones_is_none() {
+    let key = Key::fresh("one");
+    let oct = json!({ "kty": "oct", "kid": "planted", "k": "c2VjcmV0", "alg": "HS256" });
+    let mut set = keys(&[&key]);
+    set["keys"].as_array_mut().unwrap().push(oct);
+    let world = World::with(set, "").await;
+    let mut header = Header::new(Algorithm::HS256);
+    header.typ = Some("at+jwt".to_owned());
+    header.kid = Some("planted".to_owned());
+    let claims = json!({ "iss": world.issuer.url_of(""), "sub": "ann", "aud": R, "client_id": "c",
+        "exp": Utc::now().timestamp() + 600 });
+    let planted = EncodingKey::from_secret(b"secret").unwrap();
+    assert_eq!(world.status(&jsonwebtoken::encode(&header, &claims, &planted).unwrap()).await, 401);
+    assert_eq!(world.status(&world.token(&key, &json!({}))).await, 200);
+}
+
+#[tokio::test]
+async fn t26_keys_that_nobody_knows_cost_one_question() {
+    let key = Key::fresh("one");
+    let world = World::with(keys(&[&key]), "").await;
+    assert_eq!(world.status(&world.token(&key, &json!({}))).await, 200);
+    for n in 0..200 {
+        let stranger = Key { kid: format!("k{n}"), ..key.clone() };
+        assert_eq!(world.status(&world.token(&stranger, &json!({}))).await, 401);
+    }
+    assert!(world.fetched() <= 2, "{} questions", world.fetched());
+}
+
+#[tokio::test]
+async fn t28_an_issuer_that_is_down_is_no_reason_to_throw_tokens_away() {
+    let key = Key::fresh("one");
+    let world = World::with(keys(&[&key]), "").await;
+    world.answer(|_| Reply::status(500));
+    let token = world.token(&key, &json!({}));
+    let body = request(1, "tools/list", json!({})).to_string();
+    let reply = world.gateway.client().bearer(&token).post("/mcp", &[], body).await;
+    assert_eq!((reply.status(), reply.header("retry-after")), (503, Some("5")));
+    assert_eq!(reply.header("www-authenticate"), None);
+    assert_eq!(reply.json().await["error"], "temporarily_unavailable");
+}
+
+#[tokio::test]
+async fn t29_a_set_of_keys_that_is_none_is_not_taken() {
+    let key = Key::fresh("one");
+    for answer in [
+        (|_: &str| Reply::text(200, "application/json", "x".repeat(65 * 1024))) as fn(&str) -> Reply,
+        |_| Reply::text(200, "text/html", "<html>"),
+        |_| Reply::text(302, "text/plain", "").header("location", "/keys2"),
+        |_| Reply::text(200, "application/json", "{\"keys\":1}"),
+    ] {
+        let world = World::with(keys(&[&key]), "").await;
+        world.answer(answer);
+        assert_eq!(world.status(&world.token(&key, &json!({}))).await, 503);
+        assert!(world.issuer.requests().iter().all(|request| request.path != "/keys2"));
+    }
+    // An RSA key that is too short is left out, the others of its set are used.
+    let weak = json!({ "kty": "RSA", "kid": "weak", "n": "AQAB".repeat(40), "e": "AQAB" });
+    let mut set = keys(&[&key]);
+    set["keys"].as_array_mut().unwrap().insert(0, weak);
+    let world = World::with(set, "").await;
+    assert_eq!(world.status(&world.token(&key, &json!({}))).await, 200);
+}
