@@ -37,7 +37,7 @@ impl RedisState {
         let hub = Hub::new(&options, &instance, tasks)?;
         let topics = Topics::start(&hub);
         let local = Arc::new(Local::default());
-        let (inbox, received, room) = Inbox::new(hub.keys.inbox(&instance));
+        let (inbox, received, room) = Inbox::new(hub.keys.inbox(&instance), hub.keys.presence(&instance));
         let follower = Follower::new(hub.keys.revocations(), local.clone());
         let (inbox, follower) = (Feed::Inbox(inbox), Feed::Revocations(follower));
         if hub.is_cluster() {

@@ -12,10 +12,10 @@ use std::time::{Duration, Instant};
 use async_trait::async_trait;
 use bytes::{BufMut as _, Bytes, BytesMut};
 use parking_lot::Mutex;
-use tokio::sync::{Notify, Semaphore, mpsc};
+use tokio::sync::{Notify, Semaphore, SemaphorePermit, mpsc};
 
 use super::holding::{Holdings, RENEW_EVERY};
-use crate::state::{InstanceId, MemoryState, NotSent, SharedState, Unavailable};
+use crate::state::{InstanceId, MemoryState, NotSent, Receipt, SharedState, Unavailable};
 use crate::tasks::Tasks;
 
 /// How long an instance is believed to live after it last said so.
@@ -408,15 +408,35 @@ impl Peers {
     ///
     /// If the peer is gone, which then has done nothing, or the bus can't be reached.
     pub async fn open(&self, to: &InstanceId, service: &str, opening: Bytes) -> Result<Channel, NotSent> {
+        let (channel, body) = self.begin(to, service, &opening);
+        channel.way.route.send(Kind::Open, 0, body).await?;
+        Ok(channel)
+    }
+
+    /// The same where it matters afterwards whether a peer that is gone by then has got it.
+    ///
+    /// # Errors
+    ///
+    /// See [`Peers::open`].
+    pub async fn offer(
+        &self,
+        to: &InstanceId,
+        service: &str,
+        opening: Bytes,
+    ) -> Result<(Channel, Offered), NotSent> {
+        let (channel, body) = self.begin(to, service, &opening);
+        let receipt = channel.way.route.offer(Kind::Open, 0, body).await?;
+        Ok((channel, Offered { peers: self.clone(), to: to.clone(), receipt }))
+    }
+
+    fn begin(&self, to: &InstanceId, service: &str, opening: &[u8]) -> (Channel, Bytes) {
         let number = self.0.numbers.fetch_add(1, Ordering::Relaxed);
         let key = Key { opener: self.instance().clone(), number, opened_here: true };
-        let channel = self.enter(key, to.clone());
         let mut body = BytesMut::with_capacity(1 + service.len() + opening.len());
         body.put_u8(u8::try_from(service.len()).unwrap_or_default());
         body.put_slice(service.as_bytes());
-        body.put_slice(&opening);
-        channel.way.route.send(Kind::Open, 0, body.freeze()).await?;
-        Ok(channel)
+        body.put_slice(opening);
+        (self.enter(key, to.clone()), body.freeze())
     }
 
     /// The same where a peer that lives must not be taken for gone: the bus may have lost its presence, which then is back
@@ -456,6 +476,21 @@ impl Peers {
     }
 }
 
+/// What was said to a peer, perhaps too late.
+pub struct Offered {
+    peers: Peers,
+    to: InstanceId,
+    receipt: Receipt,
+}
+
+impl Offered {
+    /// Takes it back. True only if the peer is gone, and has certainly not got it.
+    pub async fn withdraw(&self) -> bool {
+        let withdrawn = self.peers.state().bus.withdraw(&self.to, &self.receipt).await;
+        withdrawn.unwrap_or(false)
+    }
+}
+
 /// The way to the other end.
 #[derive(Clone)]
 struct Route {
@@ -467,11 +502,25 @@ struct Route {
 
 impl Route {
     async fn send(&self, kind: Kind, seq: u32, body: Bytes) -> Result<(), NotSent> {
-        let frame = Frame { kind, key: self.key.clone(), seq, body }.write();
-        let inner = &self.peers.0;
+        let frame = self.frame(kind, seq, body);
+        let _sending = self.share(&frame).await;
+        self.peers.state().bus.send(&self.peer, frame).await
+    }
+
+    async fn offer(&self, kind: Kind, seq: u32, body: Bytes) -> Result<Receipt, NotSent> {
+        let frame = self.frame(kind, seq, body);
+        let _sending = self.share(&frame).await;
+        self.peers.state().bus.offer(&self.peer, frame).await
+    }
+
+    fn frame(&self, kind: Kind, seq: u32, body: Bytes) -> Bytes {
+        Frame { kind, key: self.key.clone(), seq, body }.write()
+    }
+
+    /// Waits until so much may be handed to the bus.
+    async fn share(&self, frame: &Bytes) -> Option<SemaphorePermit<'_>> {
         let share = u32::try_from(frame.len()).unwrap_or(u32::MAX).min(MAX_SENDING);
-        let _sending = inner.sending.acquire_many(share).await;
-        inner.state.bus.send(&self.peer, frame).await
+        self.peers.0.sending.acquire_many(share).await.ok()
     }
 
     /// Sends it again while the bus can't be reached, until `patience` is over. The other end knows a frame that comes
@@ -654,6 +703,25 @@ mod tests {
         let bus = one.0.state.bus.clone();
         assert!(!bus.is_alive(other.instance()).await.unwrap());
         assert_eq!(channel.receive().await, None);
+    }
+
+    #[tokio::test]
+    async fn what_a_peer_has_not_got_when_it_goes_is_taken_back_and_what_it_has_got_is_not() {
+        let state = MemoryState::new(1 << 20, Duration::from_secs(60));
+        let one = Peers::new(state.instance(true), Tasks::default());
+        let (bus, to) = {
+            let other = state.instance(true);
+            (other.bus, other.instance)
+        };
+        bus.announce(LIFE).await.unwrap();
+        let (_first, got) = one.offer(&to, "echo", Bytes::from_static(b"1")).await.unwrap();
+        assert!(bus.receive().await.is_some());
+        let (_second, not_got) = one.offer(&to, "echo", Bytes::from_static(b"2")).await.unwrap();
+        assert!(!not_got.withdraw().await, "it lives");
+        bus.leave().await.unwrap();
+        assert!(!got.withdraw().await);
+        assert!(not_got.withdraw().await);
+        assert!(!not_got.withdraw().await, "it is not taken back twice");
     }
 
     #[test]

@@ -5,10 +5,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use drawbridge_core::event_log::SessionKey;
-use redis::{FromRedisValue, Value};
 
 use super::{Local, entry};
-use crate::reader::{Conversation, Entry, Stopped};
+use crate::reader::{Conversation, Entry, Stopped, read};
 use crate::request::Request;
 
 /// Entries of a page when the stream is read from its beginning.
@@ -203,8 +202,4 @@ fn parse(fields: &[(Vec<u8>, Vec<u8>)]) -> Option<Revoked<'_>> {
     let session = SessionKey(field("k")?.try_into().ok()?);
     let ends = std::str::from_utf8(field("u")?).ok()?.parse().ok()?;
     Some(Revoked { session, ends, before: field("p")? })
-}
-
-fn read<T: FromRedisValue>(answer: Value) -> Result<T, Stopped> {
-    redis::from_redis_value(answer).map_err(|error| Stopped::Answer(error.to_string()))
 }

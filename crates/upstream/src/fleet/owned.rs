@@ -2,11 +2,11 @@
 //!
 //! The instance that needs one first owns it, under a lease. Others reach it there: their calls run at the owner, and
 //! what comes unasked is passed on. If the owner is gone, whoever needs the conversation next opens it anew; a call that
-//! was sent is never sent again.
+//! was sent is sent again only if it could be taken back, unread.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
@@ -418,8 +418,8 @@ impl Owned {
     /// Runs a call at its owner. `None` if that is not the owner, or gone, and has not got the call.
     async fn run_at(&self, emit: &Emitter, owner: &InstanceId, call: &Call) -> Option<Result<Event, Fault>> {
         let opening = self.opening(Op::Call(Box::new(call.into())), call.request.bytes());
-        let channel = match self.peers().open(owner, &self.keeper.service(), opening).await {
-            Ok(channel) => channel,
+        let (channel, offered) = match self.peers().offer(owner, &self.keeper.service(), opening).await {
+            Ok(opened) => opened,
             Err(NotSent::Gone(_)) => return None,
             // It may be there all the same: only the answer may have been lost.
             Err(NotSent::Unavailable(e)) => {
@@ -430,14 +430,20 @@ impl Owned {
         };
         let why = format!("the gateway's instance {owner} that had it is gone");
         let gone = self.keeper.options.outcome_unknown(why);
-        let elsewhere = Arc::new(AtomicBool::new(false));
-        let seen = elsewhere.clone();
-        let events = relay::receive(channel, move |lost| {
-            seen.store(lost == Lost::Elsewhere, Ordering::Release);
+        let lost = Arc::new(OnceLock::new());
+        let seen = lost.clone();
+        let events = relay::receive(channel, move |how| {
+            // It is set only here.
+            let _ = seen.set(how);
             Event::Fail(gone)
         });
         let last = forward(emit, events).await;
-        if elsewhere.load(Ordering::Acquire) {
+        let has_not_got_it = match lost.get() {
+            Some(Lost::Elsewhere) => true,
+            Some(Lost::Gone) => offered.withdraw().await,
+            None => false,
+        };
+        if has_not_got_it {
             return None;
         }
         Some(last.ok_or_else(|| self.keeper.options.outcome_unknown("no answer")))
