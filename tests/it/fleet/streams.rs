@@ -203,19 +203,31 @@ async fn a_listener_is_told_that_all_may_have_changed_when_the_owner_of_its_back
 }
 
 #[tokio::test]
-async fn a_listener_is_told_that_all_may_have_changed_when_redis_was_restarted() {
-    for (transport, keeps_all) in
-        [("http", true), ("http", false), ("sse", true), ("sse", false), ("stdio", true), ("stdio", false)]
-    {
-        let demo = DemoBackend::start().await;
-        let setup = if keeps_all { RedisServer::setup().durable() } else { RedisServer::setup() };
-        let gateway = Gateway::setup().backend("demo", &demo_over(transport, "legacy", &demo));
-        let mut fleet = Fleet::with(setup.start().await, 3, gateway).await;
+async fn a_listener_is_told_that_all_may_have_changed_when_redis_came_back_with_nothing() {
+    for transport in TRANSPORTS {
+        let (mut fleet, _demo) = in_front_of_demo(transport, "legacy").await;
         let (session, mut stream) = listens_through_another(&fleet).await;
         hears_of_changes(&fleet, &session, &mut stream).await;
         fleet.redis.kill().await;
         fleet.redis.restart().await;
-        assert!(heard(&mut stream, "notifications/tools/list_changed").await, "{transport} {keeps_all}");
+        // Nobody has changed anything.
+        assert!(heard(&mut stream, "notifications/tools/list_changed").await, "{transport}");
+    }
+}
+
+#[tokio::test]
+async fn a_listener_hears_of_a_change_while_redis_was_away_when_that_came_back_with_all_it_had() {
+    for transport in TRANSPORTS {
+        let demo = DemoBackend::start().await;
+        let gateway = Gateway::setup().backend("demo", &demo_over(transport, "legacy", &demo));
+        let redis = RedisServer::setup().durable().start().await;
+        let mut fleet = Fleet::with(redis, 3, gateway).await;
+        let (session, mut stream) = listens_through_another(&fleet).await;
+        hears_of_changes(&fleet, &session, &mut stream).await;
+        fleet.redis.kill().await;
+        session.tool("touch", json!({})).await;
+        fleet.redis.restart().await;
+        assert!(heard(&mut stream, "notifications/tools/list_changed").await, "{transport}");
     }
 }
 

@@ -399,7 +399,7 @@ impl Owned {
             let owner = match self.place().await? {
                 Place::Here(kept, taken_over) => {
                     if taken_over {
-                        self.tell_everything(&kept).await;
+                        self.tell_everything(kept.conversation.clone().handshake().await);
                     }
                     let last = forward(emit, kept.call(call, refused)).await;
                     return last.ok_or_else(|| unknown("no answer"));
@@ -450,9 +450,9 @@ impl Owned {
     }
 
     /// Tells the client that all may have changed: who told it of changes is gone.
-    async fn tell_everything(&self, kept: &Kept) {
+    fn tell_everything(&self, described: Result<Arc<Description>, Fault>) {
         let sink = self.sink.lock().as_ref().and_then(Weak::upgrade);
-        if let (Some(sink), Ok(description)) = (sink, kept.conversation.clone().handshake().await) {
+        if let (Some(sink), Ok(description)) = (sink, described) {
             let filter = Filter::all_lists().offered_by(&description.capabilities);
             filter.everything().into_iter().for_each(|message| sink.deliver(Event::Notify(message)));
         }
@@ -488,7 +488,7 @@ impl Owned {
 
     /// Hears until the client does not listen any more, or the owner is another. Returns whether anything may have been
     /// missed.
-    async fn hear_once(&self, missed: bool) -> bool {
+    async fn hear_once(self: &Arc<Self>, mut missed: bool) -> bool {
         let changed = self.changed.notified();
         tokio::pin!(changed);
         changed.as_mut().enable();
@@ -497,7 +497,7 @@ impl Owned {
                 kept.listening.store(self.listening.load(Ordering::Acquire), Ordering::Release);
                 kept.adjust();
                 if missed || taken_over {
-                    self.tell_everything(&kept).await;
+                    self.tell_everything(kept.conversation.clone().handshake().await);
                 }
                 tokio::select! {
                     () = kept.held.lost().cancelled() => {}
@@ -511,9 +511,17 @@ impl Owned {
                 let opening = self.opening(Op::Hear, b"");
                 let opened = self.peers().open(&owner, &self.keeper.service(), opening).await;
                 if let Ok(channel) = opened {
+                    let hear = async {
+                        if missed {
+                            // Its answer comes after the owner knows that somebody hears here.
+                            self.tell_everything(self.clone().handshake().await);
+                            missed = false;
+                        }
+                        self.pass_on(channel).await;
+                    };
                     tokio::select! {
-                        () = self.pass_on(channel) => {}
-                        () = changed => return false,
+                        () = hear => {}
+                        () = changed => return missed,
                     }
                 }
                 tokio::time::sleep(PAUSE).await;
