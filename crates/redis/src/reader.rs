@@ -11,7 +11,7 @@ pub(crate) use self::inbox::Inbox;
 use crate::backoff::Backoff;
 use crate::hub::Hub;
 use crate::link::{Link, LinkError, Role, describe};
-use crate::request::Request;
+use crate::request::{Request, is_misfit};
 use crate::revocations::Follower;
 
 /// How long one read blocks. What was revoked a second ago has to be known, and that it is.
@@ -161,8 +161,19 @@ pub(crate) async fn follow(hub: Arc<Hub>, name: &'static str, mut feeds: Vec<Fee
         let begun = Instant::now();
         let Err(stopped) = follow_once(&hub, name, &mut feeds, &mut was_up).await;
         hub.health.down(name, &stopped.to_string());
+        if matches!(&stopped, Stopped::Redis(error) if is_misfit(error)) {
+            delete_misfits(&hub, &feeds).await;
+        }
         feeds.iter_mut().for_each(Feed::sweep);
         backoff.after(begun).await;
+    }
+}
+
+/// Makes way for streams where somebody else has written something.
+async fn delete_misfits(hub: &Arc<Hub>, feeds: &[Feed]) {
+    for feed in feeds {
+        let deleted = hub.call("bus", Request::delete_misfits(&[feed.key()])).await;
+        tracing::warn!(?deleted, key = feed.key(), "keys in Redis that are none of ours were in the way");
     }
 }
 

@@ -172,6 +172,16 @@ scripts! {
         return 1
     ";
 
+    /// Keys; the type that each should have: deletes those that have another one, and says how many.
+    DELETE_MISFITS = r"
+        local count = 0
+        for i, key in ipairs(KEYS) do
+            local kind = redis.call('TYPE', key).ok
+            if kind ~= 'none' and kind ~= ARGV[i] then count = count + redis.call('DEL', key) end
+        end
+        return count
+    ";
+
     /// Instances: those whose time is not over.
     LIVE_INSTANCES = r"
         local time = redis.call('TIME')

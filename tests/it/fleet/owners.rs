@@ -99,3 +99,22 @@ async fn deleting_a_session_where_it_was_never_used_ends_its_process() {
     }
     eventually(PATIENCE, async || processes(1).await <= 1).await;
 }
+
+#[tokio::test]
+async fn a_client_that_calls_for_the_first_time_when_the_owner_was_just_killed_is_answered_with_what_was_logged()
+ {
+    for era in ["legacy", "modern", "auto"] {
+        let (mut fleet, _demo) = in_front_of_demo("stdio", era).await;
+        let log = async |client: &drawbridge_testkit::client::Modern| {
+            let meta = json!({ "io.modelcontextprotocol/logLevel": "debug" });
+            let call =
+                json!({ "name": "log", "arguments": { "message": "m", "level": "error" }, "_meta": meta });
+            client.request("tools/call", call).await.messages().await
+        };
+        let there = fleet.modern(1, json!({}));
+        assert_eq!(log(&fleet.modern(0, json!({}))).await.len(), 2, "{era}");
+        fleet.kill(0).await;
+        let messages = log(&there).await;
+        assert_eq!(messages.len(), 2, "{era}: {messages:?}");
+    }
+}

@@ -28,6 +28,9 @@ const LOOK_EVERY: Duration = Duration::from_millis(300);
 const AWAY: Duration = Duration::from_secs(5);
 /// How long it is believed to be away that was found to be so: until it is looked at again.
 const AWAY_KNOWN: Duration = Duration::from_secs(3);
+/// How long an instance that was waited for in vain is not waited for again, and of how many that is known.
+const GONE_KNOWN: Duration = Duration::from_secs(60);
+const MAX_GONE: usize = 256;
 /// How long an instance tries to say that a channel has ended, to a peer that lives.
 const SAY_TIME: Duration = Duration::from_secs(60);
 /// How long whoever owns something waits to hear that it still does.
@@ -135,6 +138,8 @@ struct Inner {
     alive_at: Mutex<Option<Instant>>,
     /// Bytes that may still be handed to the bus.
     sending: Semaphore,
+    /// Instances that were waited for in vain, and when.
+    gone: Mutex<HashMap<InstanceId, Instant>>,
     /// When it last could not say so.
     away_at: Mutex<Option<Instant>>,
     /// Rung when this instance is known to live.
@@ -164,6 +169,7 @@ impl Peers {
             numbers: AtomicU64::new(1),
             alive_at: Mutex::new(None),
             sending: Semaphore::new(MAX_SENDING as usize),
+            gone: Mutex::default(),
             away_at: Mutex::new(None),
             alive: Notify::new(),
         }))
@@ -440,18 +446,34 @@ impl Peers {
     }
 
     /// The same where a peer that lives must not be taken for gone: the bus may have lost its presence, which then is back
-    /// with its next announcement.
+    /// with its next announcement. Nobody waits for long for one that another has just waited for.
     ///
     /// # Errors
     ///
     /// See [`Peers::open`].
     pub async fn reach(&self, to: &InstanceId, service: &str, opening: Bytes) -> Result<Channel, NotSent> {
         match self.open(to, service, opening.clone()).await {
-            Err(NotSent::Gone(_)) => {
+            Err(NotSent::Gone(_)) if !self.is_known_gone(to) => {
                 tokio::time::sleep(ANNOUNCE_EVERY * 3 / 2).await;
-                self.open(to, service, opening).await
+                let reached = self.open(to, service, opening).await;
+                if let Err(NotSent::Gone(_)) = &reached {
+                    self.note_gone(to);
+                }
+                reached
             }
             reached => reached,
+        }
+    }
+
+    fn is_known_gone(&self, peer: &InstanceId) -> bool {
+        self.0.gone.lock().get(peer).is_some_and(|at| at.elapsed() < GONE_KNOWN)
+    }
+
+    fn note_gone(&self, peer: &InstanceId) {
+        let mut gone = self.0.gone.lock();
+        gone.retain(|_, at| at.elapsed() < GONE_KNOWN);
+        if gone.len() < MAX_GONE {
+            gone.insert(peer.clone(), Instant::now());
         }
     }
 

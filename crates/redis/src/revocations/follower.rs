@@ -52,7 +52,10 @@ impl Follower {
         let (seconds, micros): (u64, u64) = read(conversation.ask(&Request::plain("TIME")).await?)?;
         self.clock = (seconds * 1000 + micros / 1000, Instant::now());
         self.look_after(conversation).await?;
-        self.read_rest(conversation, |_| ()).await
+        let asked = Instant::now();
+        self.read_rest(conversation, |_| ()).await?;
+        self.heard(asked);
+        Ok(())
     }
 
     pub(crate) fn has_work(&self) -> bool {

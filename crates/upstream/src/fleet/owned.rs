@@ -551,6 +551,7 @@ impl Owned {
 #[async_trait]
 impl LegacyConversation for Owned {
     async fn handshake(self: Arc<Self>) -> Result<Arc<Description>, Fault> {
+        let begun = Instant::now();
         for _ in 0..TRIES {
             let owner = match self.place().await? {
                 Place::Here(kept, _) => return kept.conversation.clone().handshake().await,
@@ -561,7 +562,9 @@ impl LegacyConversation for Owned {
                 Ok(Told::Said(said)) => return Ok(Arc::new(said.into())),
                 Ok(Told::Failed(fault)) => return Err(fault),
                 Ok(Told::Done | Told::Elsewhere) | Err(NotSent::Gone(_)) => {}
-                Err(NotSent::Unavailable(e)) => return Err(e.into()),
+                Err(NotSent::Unavailable(e)) if begun.elapsed() >= limit => return Err(e.into()),
+                // It went meanwhile; a handshake may be asked for twice.
+                Err(NotSent::Unavailable(_)) => {}
             }
             tokio::time::sleep(PAUSE).await;
         }

@@ -266,6 +266,21 @@ async fn an_answer_that_is_lost_on_its_way_does_not_count_as_never_sent() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn an_instance_that_is_gone_is_waited_for_once_and_found_when_it_is_back() {
+    let (one, other, _faulty) = one_over_a_faulty_bus().await;
+    let gone = InstanceId::fresh();
+    for is_first in [true, false, false] {
+        let begun = tokio::time::Instant::now();
+        let reached = one.reach(&gone, "echo", Bytes::new()).await.err();
+        assert_eq!(reached, Some(NotSent::Gone(gone.clone())));
+        assert_eq!(begun.elapsed() >= ANNOUNCE_EVERY, is_first, "{:?}", begun.elapsed());
+    }
+    // One whose presence was lost is back with its next announcement, whatever was believed of it.
+    one.note_gone(other.instance());
+    assert!(one.reach(other.instance(), "echo", Bytes::new()).await.is_ok());
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_frame_that_could_not_be_sent_at_once_comes_once_and_the_channel_goes_on() {
     for way in [Way::Away, Way::Unconfirmed] {
         let (one, other, faulty) = one_over_a_faulty_bus().await;
