@@ -145,19 +145,19 @@ impl Gateway {
         Ok(())
     }
 
-    /// What keeps this instance from being sent requests: it has not met the others yet. Once it has, it goes on
-    /// without them.
+    /// What keeps this instance from being sent requests: it has not met the others yet, or does not know which sessions
+    /// were ended. Once it has and does, it goes on without them.
     fn reasons(&self) -> drawbridge_admin::Reasons {
         let (store, wired, access) = (self.store.clone(), self.wired.clone(), self.access.clone());
         Arc::new(move || {
-            let mut reasons = Vec::new();
-            if !(wired.peers.has_announced() && wired.front.is_attending()) {
-                let why =
-                    store.trouble().unwrap_or_else(|| "not known to the other instances yet".to_owned());
-                reasons.push(why);
-            }
-            reasons.extend(access.as_ref().and_then(|access| access.trouble()));
-            reasons
+            let missing = match store.knows_what_was_ended() {
+                true if wired.peers.has_announced() && wired.front.is_attending() => None,
+                true => Some("not known to the other instances yet"),
+                false => Some("does not know yet which sessions were ended"),
+            };
+            let why = |missing: &str| store.trouble().unwrap_or_else(|| missing.to_owned());
+            let access = access.as_ref().and_then(|access| access.trouble());
+            missing.map(why).into_iter().chain(access).collect()
         })
     }
 

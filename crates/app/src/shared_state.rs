@@ -89,6 +89,14 @@ impl Store {
         }
     }
 
+    /// Whether sessions that were ended before this instance came are known here.
+    pub fn knows_what_was_ended(&self) -> bool {
+        match self {
+            Self::Redis(state) => state.has_read_revocations(),
+            Self::Memory(_) => true,
+        }
+    }
+
     /// Ends its connections.
     pub fn close(&self) {
         if let Self::Redis(state) = self {

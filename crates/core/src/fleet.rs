@@ -9,4 +9,4 @@ pub mod peers;
 pub mod relay;
 
 pub use holding::{Held, Ownership};
-pub use peers::{Channel, Peers, Service};
+pub use peers::{Channel, Offered, Peers, Service};

@@ -26,7 +26,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-pub use bus::{Bus, Heard, MemoryBus, NotSent, Subscription};
+pub use bus::{Bus, Heard, MemoryBus, NotSent, Receipt, Subscription};
 pub use claim::{Claims, MemoryClaims};
 pub use lease::{Lease, Leases, MemoryLeases};
 pub use limiter::{Limiter, MemoryLimiter, Quota, Verdict};

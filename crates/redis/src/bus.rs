@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use drawbridge_core::state::{Bus, InstanceId, NotSent, Subscription, Unavailable};
+use drawbridge_core::state::{Bus, InstanceId, NotSent, Receipt, Subscription, Unavailable};
 use tokio::sync::{Mutex, Notify, mpsc};
 
 use crate::hub::Hub;
@@ -17,6 +17,12 @@ use crate::topics::Topics;
 const PORT: &str = "bus";
 /// Messages that an inbox in Redis holds; who sends more is told.
 const INBOX_CAPACITY: usize = 8192;
+/// How much longer than the presence an inbox lasts: for that long it can be told what a dead instance had not read.
+const INBOX_SLACK: Duration = Duration::from_secs(10);
+/// What a message of an inbox is called that its sender may take back.
+pub(crate) const OFFER: &str = "o";
+/// What any other is called.
+const MESSAGE: &str = "m";
 
 /// A message of the inbox.
 pub(crate) struct Received {
@@ -49,6 +55,21 @@ impl RedisBus {
     ) -> Self {
         Self { hub, instance, topics, inbox: Mutex::new(inbox), room, since: AtomicU64::new(0) }
     }
+
+    async fn put(&self, to: &InstanceId, name: &str, message: &[u8]) -> Result<Receipt, NotSent> {
+        let (presence, inbox) = (self.hub.keys.presence(to), self.hub.keys.inbox(to));
+        let request = Request::script(&scripts::SEND, &[&presence, &inbox]);
+        let request = request.arg(INBOX_CAPACITY).arg(millis(INBOX_SLACK)).arg(name).arg(message);
+        let put: String = read(self.hub.call(PORT, request).await?)?;
+        match put.as_str() {
+            "gone" => Err(NotSent::Gone(to.clone())),
+            "full" => Err(Unavailable(format!("the inbox of instance {to} is full")).into()),
+            _ => {
+                self.hub.observer.bus_message("out");
+                Ok(Receipt(put))
+            }
+        }
+    }
 }
 
 #[async_trait]
@@ -56,7 +77,8 @@ impl Bus for RedisBus {
     async fn announce(&self, ttl: Duration) -> Result<bool, Unavailable> {
         let keys = &self.hub.keys;
         let (presence, inbox) = (keys.presence(&self.instance), keys.inbox(&self.instance));
-        let request = Request::script(&scripts::ANNOUNCE, &[&presence, &inbox]).arg(millis(ttl));
+        let request = Request::script(&scripts::ANNOUNCE, &[&presence, &inbox]);
+        let request = request.arg(millis(ttl)).arg(millis(ttl + INBOX_SLACK));
         // An announcement whose answer was lost is noticed by the next one: the time differs.
         let since: u64 = read(self.hub.call(PORT, request.again()).await?)?;
         let was_known = self.since.swap(since, Ordering::AcqRel) == since;
@@ -90,17 +112,18 @@ impl Bus for RedisBus {
     }
 
     async fn send(&self, to: &InstanceId, message: Bytes) -> Result<(), NotSent> {
+        self.put(to, MESSAGE, &message).await.map(drop)
+    }
+
+    async fn offer(&self, to: &InstanceId, message: Bytes) -> Result<Receipt, NotSent> {
+        self.put(to, OFFER, &message).await
+    }
+
+    async fn withdraw(&self, to: &InstanceId, Receipt(id): &Receipt) -> Result<bool, Unavailable> {
         let (presence, inbox) = (self.hub.keys.presence(to), self.hub.keys.inbox(to));
-        let request = Request::script(&scripts::SEND, &[&presence, &inbox]);
-        let request = request.arg(INBOX_CAPACITY).arg(&message[..]);
-        match read::<u8>(self.hub.call(PORT, request).await?)? {
-            0 => Err(NotSent::Gone(to.clone())),
-            1 => Err(Unavailable(format!("the inbox of instance {to} is full")).into()),
-            _ => {
-                self.hub.observer.bus_message("out");
-                Ok(())
-            }
-        }
+        // If it was withdrawn and the answer was lost, the second one says that it was not there.
+        let request = Request::script(&scripts::WITHDRAW, &[&presence, &inbox]).arg(id).again();
+        read(self.hub.call(PORT, request).await?)
     }
 
     async fn receive(&self) -> Option<Bytes> {

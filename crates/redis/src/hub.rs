@@ -23,7 +23,7 @@ use crate::link::{Dialer, Link, LinkError, Pushes, Role, describe};
 use crate::node::Node;
 use crate::observer::Observer;
 use crate::options::RedisOptions;
-use crate::request::Request;
+use crate::request::{Request, is_misfit};
 use crate::url::{Address, Servers};
 
 /// How long a request waits before it is tried again where Redis said to.
@@ -212,7 +212,7 @@ impl Hub {
     async fn attempts(self: &Arc<Self>, request: &Request) -> Result<Value, Unavailable> {
         let unavailable = |reason: &str| Unavailable(reason.to_owned());
         let mut redirects = 0;
-        let mut lost = false;
+        let (mut lost, mut was_misfit) = (false, false);
         let mut ask = None;
         loop {
             let asking = ask.is_some();
@@ -237,6 +237,16 @@ impl Hub {
                 Ok(answer) => return Ok(answer),
                 Err(error) => error,
             };
+            if is_misfit(&error) && !std::mem::replace(&mut was_misfit, true) {
+                // It failed before it did anything.
+                let deleted = request.without_misfits().run(&link, asking).await;
+                tracing::warn!(
+                    ?deleted,
+                    "keys in Redis that are none of ours were in the way: {}",
+                    describe(&error)
+                );
+                continue;
+            }
             match self.judge(&error, &target, &link) {
                 Next::Fail => return Err(Unavailable(describe(&error))),
                 Next::Wait => tokio::time::sleep(TRY_AGAIN).await,

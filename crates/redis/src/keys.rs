@@ -78,6 +78,21 @@ impl Keys {
     }
 }
 
+/// The type that a key has, by its name.
+pub(crate) fn kind(key: &str) -> &'static str {
+    let ends = |end: &str| key.ends_with(end);
+    let is_events = || key.contains("}:events:");
+    if ends("}:session") {
+        "hash"
+    } else if ends(":instances") {
+        "zset"
+    } else if ends("}:inbox") || ends(":revocations") || is_events() {
+        "stream"
+    } else {
+        "string"
+    }
+}
+
 /// Bytes in hexadecimal.
 struct Hex<'a>(&'a [u8]);
 
@@ -143,6 +158,28 @@ mod tests {
             ("foo{bar}{zap}", 5061),
         ] {
             assert_eq!(slot(key.as_bytes()), expected, "{key}");
+        }
+    }
+
+    #[test]
+    fn a_key_says_which_type_it_has() {
+        let keys = Keys::new("drawbridge");
+        let (session, instance) = (SessionKey([1; 16]), InstanceId::fresh());
+        assert_eq!(kind(&keys.session(&session)), "hash");
+        assert_eq!(kind(&keys.instances()), "zset");
+        let streams =
+            [keys.inbox(&instance), keys.revocations(), keys.events(&StreamKey { session, stream: 1 })];
+        assert!(streams.iter().all(|key| kind(key) == "stream"), "{streams:?}");
+        for name in ["x", ":instances", "}:session", "{a}:inbox", "}:events:1"] {
+            let strings = [
+                keys.presence(&instance),
+                keys.lease(name),
+                keys.lease_token(name),
+                keys.claim(name),
+                keys.limit(name),
+            ];
+            let plain = |key: &String| !name.starts_with(':') || !key.ends_with(name);
+            assert!(strings.iter().filter(|key| plain(key)).all(|key| kind(key) == "string"), "{strings:?}");
         }
     }
 

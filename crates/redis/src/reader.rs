@@ -5,13 +5,13 @@ mod inbox;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use redis::{Pipeline, RedisError, RedisResult, Value};
+use redis::{FromRedisValue, Pipeline, RedisError, RedisResult, Value};
 
 pub(crate) use self::inbox::Inbox;
 use crate::backoff::Backoff;
 use crate::hub::Hub;
 use crate::link::{Link, LinkError, Role, describe};
-use crate::request::Request;
+use crate::request::{Request, is_misfit};
 use crate::revocations::Follower;
 
 /// How long one read blocks. What was revoked a second ago has to be known, and that it is.
@@ -159,14 +159,25 @@ pub(crate) async fn follow(hub: Arc<Hub>, name: &'static str, mut feeds: Vec<Fee
     let mut was_up = false;
     loop {
         let begun = Instant::now();
-        let Err(stopped) = read(&hub, name, &mut feeds, &mut was_up).await;
+        let Err(stopped) = follow_once(&hub, name, &mut feeds, &mut was_up).await;
         hub.health.down(name, &stopped.to_string());
+        if matches!(&stopped, Stopped::Redis(error) if is_misfit(error)) {
+            delete_misfits(&hub, &feeds).await;
+        }
         feeds.iter_mut().for_each(Feed::sweep);
         backoff.after(begun).await;
     }
 }
 
-async fn read(
+/// Makes way for streams where somebody else has written something.
+async fn delete_misfits(hub: &Arc<Hub>, feeds: &[Feed]) {
+    for feed in feeds {
+        let deleted = hub.call("bus", Request::delete_misfits(&[feed.key()])).await;
+        tracing::warn!(?deleted, key = feed.key(), "keys in Redis that are none of ours were in the way");
+    }
+}
+
+async fn follow_once(
     hub: &Arc<Hub>,
     name: &str,
     feeds: &mut [Feed],
@@ -209,8 +220,7 @@ async fn read(
             Ok(answer) => answer?,
             Err(_) => return Err(Stopped::TimedOut(block + hub.timeout)),
         };
-        let streams: Option<Vec<(String, Vec<Entry>)>> =
-            redis::from_redis_value(answer).map_err(|error| Stopped::Answer(error.to_string()))?;
+        let streams: Option<Vec<(String, Vec<Entry>)>> = read(answer)?;
         let mut is_all = true;
         for (key, entries) in streams.into_iter().flatten() {
             is_all &= entries.len() < COUNT;
@@ -222,6 +232,11 @@ async fn read(
             feeds.iter().for_each(|feed| feed.heard(asked));
         }
     }
+}
+
+/// An answer as the type it has.
+pub(crate) fn read<T: FromRedisValue>(answer: Value) -> Result<T, Stopped> {
+    redis::from_redis_value(answer).map_err(|error| Stopped::Answer(error.to_string()))
 }
 
 fn command(open: &[(&str, &str)], block: Duration) -> redis::Cmd {

@@ -7,8 +7,9 @@ use redis::{Cmd, ErrorKind, FromRedisValue, Pipeline, RedisResult, ServerErrorKi
 
 use drawbridge_core::state::Unavailable;
 
-use crate::keys::slot;
+use crate::keys::{kind, slot};
 use crate::link::Link;
+use crate::scripts;
 
 /// A Lua script. It is sent as a hash, and as text to a server that does not know it yet.
 pub(crate) struct Lua {
@@ -88,6 +89,24 @@ impl Request {
         self.again
     }
 
+    /// What deletes the keys of this request that are of another type than they should be.
+    pub(crate) fn without_misfits(&self) -> Self {
+        let keys: Vec<String> = match &self.body {
+            Body::Command(command) => command.args_iter().skip(1).take(1).filter_map(text).collect(),
+            Body::Script { keys, arguments, .. } => {
+                let keys = arguments.iter().take(*keys);
+                keys.map(|key| String::from_utf8_lossy(key).into_owned()).collect()
+            }
+        };
+        Self::delete_misfits(&keys.iter().map(String::as_str).collect::<Vec<_>>())
+    }
+
+    /// What deletes keys that are of another type than they should be.
+    pub(crate) fn delete_misfits(keys: &[&str]) -> Self {
+        let request = Self::script(&scripts::DELETE_MISFITS, keys);
+        keys.iter().fold(request, |request, key| request.arg(kind(key))).again()
+    }
+
     /// As it is sent: with the script's hash, or with its text.
     pub(crate) fn packed(&self, with_text: bool) -> Cmd {
         match &self.body {
@@ -116,6 +135,19 @@ impl Request {
             other => other,
         }
     }
+}
+
+fn text(argument: redis::Arg<&[u8]>) -> Option<String> {
+    match argument {
+        redis::Arg::Simple(bytes) => Some(String::from_utf8_lossy(bytes).into_owned()),
+        _ => None,
+    }
+}
+
+/// Whether a key has a type that none of ours has: somebody else wrote it.
+pub(crate) fn is_misfit(error: &redis::RedisError) -> bool {
+    // In a script of Redis 6 it is only part of the message.
+    error.code() == Some("WRONGTYPE") || error.detail().is_some_and(|detail| detail.contains("WRONGTYPE"))
 }
 
 const NO_SCRIPT: ErrorKind = ErrorKind::Server(ServerErrorKind::NoScript);

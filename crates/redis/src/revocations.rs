@@ -45,6 +45,11 @@ pub(crate) struct Local {
 }
 
 impl Local {
+    /// Whether what was revoked before this instance came is known here.
+    pub(crate) fn was_read(&self) -> bool {
+        self.heard.lock().is_some()
+    }
+
     fn remember(&self, session: SessionKey, until: Instant) {
         let mut unwritten = self.unwritten.lock();
         if unwritten.entries.len() >= MAX_UNWRITTEN && !unwritten.entries.contains_key(&session) {

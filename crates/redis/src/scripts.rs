@@ -120,13 +120,13 @@ scripts! {
         return answer
     ";
 
-    /// Presence, inbox; TTL in ms: since when the instance is known to live, in µs by the server's clock. What is in the
-    /// inbox of one that was not has lost its senders.
+    /// Presence, inbox; TTL of each in ms: since when the instance is known to live, in µs by the server's clock. What is
+    /// in the inbox of one that was not has lost its senders.
     ANNOUNCE = r"
         local since = redis.call('GET', KEYS[1])
         if since then
             redis.call('PEXPIRE', KEYS[1], ARGV[1])
-            redis.call('PEXPIRE', KEYS[2], ARGV[1])
+            redis.call('PEXPIRE', KEYS[2], ARGV[2])
             return since
         end
         local time = redis.call('TIME')
@@ -136,15 +136,29 @@ scripts! {
         return since
     ";
 
-    /// Presence, inbox; most messages, message: 0 if the instance does not live, 1 if its inbox is full, 2 if it is sent.
-    /// The inbox lasts as long as the presence.
+    /// Presence, inbox; most messages, for how many ms longer than the presence the inbox lasts, name of the field,
+    /// message: its id, or `gone` if the instance does not live, or `full` if its inbox is.
     SEND = r"
         local left = redis.call('PTTL', KEYS[1])
-        if left == -2 then return 0 end
-        if redis.call('XLEN', KEYS[2]) >= tonumber(ARGV[1]) then return 1 end
-        redis.call('XADD', KEYS[2], '*', 'm', ARGV[2])
-        redis.call('PEXPIRE', KEYS[2], math.max(left, 1))
-        return 2
+        if left == -2 then return 'gone' end
+        if redis.call('XLEN', KEYS[2]) >= tonumber(ARGV[1]) then return 'full' end
+        local id = redis.call('XADD', KEYS[2], '*', ARGV[3], ARGV[4])
+        redis.call('PEXPIRE', KEYS[2], math.max(left, 1) + tonumber(ARGV[2]))
+        return id
+    ";
+
+    /// Presence, inbox; ids of messages: deletes them, and says since when the instance is known to live. If it is not,
+    /// what was offered to it is its sender's.
+    TAKE_OFFERS = r"
+        redis.call('XDEL', KEYS[2], unpack(ARGV))
+        return redis.call('GET', KEYS[1])
+    ";
+
+    /// Presence, inbox; id of a message: whether it was there still, and the instance is gone. One that lives may have
+    /// read it.
+    WITHDRAW = r"
+        if redis.call('EXISTS', KEYS[1]) == 1 then return 0 end
+        return redis.call('XDEL', KEYS[2], ARGV[1])
     ";
 
     /// Instances; instance, TTL in ms: enters it, and forgets those whose time is over.
@@ -156,6 +170,16 @@ scripts! {
         local left = redis.call('PTTL', KEYS[1])
         if left < tonumber(ARGV[2]) then redis.call('PEXPIRE', KEYS[1], ARGV[2]) end
         return 1
+    ";
+
+    /// Keys; the type that each should have: deletes those that have another one, and says how many.
+    DELETE_MISFITS = r"
+        local count = 0
+        for i, key in ipairs(KEYS) do
+            local kind = redis.call('TYPE', key).ok
+            if kind ~= 'none' and kind ~= ARGV[i] then count = count + redis.call('DEL', key) end
+        end
+        return count
     ";
 
     /// Instances: those whose time is not over.

@@ -23,6 +23,7 @@ use crate::topics::Topics;
 pub struct RedisState {
     hub: Arc<Hub>,
     shared: SharedState,
+    revocations: Arc<Local>,
 }
 
 impl RedisState {
@@ -37,7 +38,7 @@ impl RedisState {
         let hub = Hub::new(&options, &instance, tasks)?;
         let topics = Topics::start(&hub);
         let local = Arc::new(Local::default());
-        let (inbox, received, room) = Inbox::new(hub.keys.inbox(&instance));
+        let (inbox, received, room) = Inbox::new(hub.keys.inbox(&instance), hub.keys.presence(&instance));
         let follower = Follower::new(hub.keys.revocations(), local.clone());
         let (inbox, follower) = (Feed::Inbox(inbox), Feed::Revocations(follower));
         if hub.is_cluster() {
@@ -52,13 +53,13 @@ impl RedisState {
             is_fleet: true,
             sessions: Arc::new(Sessions(hub.clone())),
             events: Arc::new(Events::new(hub.clone(), options.events)),
-            revocations: Arc::new(RedisRevocations { hub: hub.clone(), local }),
+            revocations: Arc::new(RedisRevocations { hub: hub.clone(), local: local.clone() }),
             bus: Arc::new(bus),
             leases: Arc::new(RedisLeases(hub.clone())),
             claims: Arc::new(RedisClaims(hub.clone())),
             limiter: Arc::new(RedisLimiter(hub.clone())),
         };
-        Ok(Self { hub, shared })
+        Ok(Self { hub, shared, revocations: local })
     }
 
     /// The ports.
@@ -69,6 +70,11 @@ impl RedisState {
     /// Whether all connections stand, and what was revoked before is known here.
     pub fn is_up(&self) -> bool {
         self.hub.health.is_up()
+    }
+
+    /// Whether what was revoked before is known here; once it is, it stays so.
+    pub fn has_read_revocations(&self) -> bool {
+        self.revocations.was_read()
     }
 
     /// Resolves when [`RedisState::is_up`].

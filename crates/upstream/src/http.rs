@@ -20,6 +20,7 @@ use drawbridge_core::call::{Call, Emitter, Event, Events, forward, generate};
 use drawbridge_core::{Answers, Backend, BackendName, Client, Conversation, Description, Fault, Tasks};
 use drawbridge_wire::{Id, Message, method};
 use parking_lot::Mutex;
+use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::changes::listen::Hubs;
 use crate::described::{Described, LegacyConversation, Refused, Replaceable};
@@ -37,6 +38,10 @@ pub(crate) use era::prober;
 use session::HttpSession;
 use shared::Shared;
 pub use shared::{BadUrl, Target};
+
+/// How long whoever could not listen waits until it tries again, first and at last.
+const LISTEN_AGAIN: Duration = Duration::from_secs(1);
+const LISTEN_AGAIN_AT_LAST: Duration = Duration::from_secs(30);
 
 /// A backend behind a URL.
 pub struct HttpBackend {
@@ -163,6 +168,7 @@ impl Backend for HttpBackend {
             session: Mutex::new(None),
             opening: tokio::sync::Mutex::default(),
             standing,
+            listening: Mutex::default(),
         })
     }
 
@@ -187,6 +193,8 @@ struct Resolving {
     opening: tokio::sync::Mutex<()>,
     /// What the client has set, for when the backend keeps nothing.
     standing: Arc<Standing>,
+    /// There while the client listens.
+    listening: Mutex<Option<DropGuard>>,
 }
 
 impl Resolving {
@@ -237,6 +245,26 @@ impl Resolving {
         };
         *self.session.lock() = Some(session.clone());
         Ok(session)
+    }
+
+    /// Listens in the way that the backend has for it.
+    async fn begin_to_listen(self: &Arc<Self>) -> Result<(), Fault> {
+        loop {
+            let era = self.backend.era(&self.client).await?;
+            if era == Era::Modern {
+                self.standing.clone().listen(self.backend.clone());
+                return Ok(());
+            }
+            match self.session(&era).await {
+                Ok(session) => {
+                    session.listen();
+                    return Ok(());
+                }
+                // It has no sessions (any more).
+                Err(Fault::BadAnswer { .. }) if self.backend.verdict.doubt() => {}
+                Err(fault) => return Err(fault),
+            }
+        }
     }
 
     /// The session that other instances have in common, if any, which may be gone by now.
@@ -369,23 +397,33 @@ impl Conversation for Resolving {
     }
 
     fn listen(self: Arc<Self>) {
-        let resolving = self.clone();
-        self.backend.shared.tasks.spawn_within("listen to backend", async move {
-            match resolving.backend.era(&resolving.client).await {
-                Ok(Era::Modern) => resolving.standing.clone().listen(resolving.backend.clone()),
-                Ok(legacy) => match resolving.session(&legacy).await {
-                    Ok(session) => session.listen(),
-                    Err(fault) => tracing::debug!(error.code = fault.code(), "not listening: {fault}"),
-                },
-                Err(fault) => {
+        let stop = CancellationToken::new();
+        *self.listening.lock() = Some(stop.clone().drop_guard());
+        let tasks = &self.backend.shared.tasks;
+        let (drain, weak) = (tasks.drain_token().clone(), Arc::downgrade(&self));
+        tasks.spawn_within("listen to backend", async move {
+            let begin = async {
+                let mut pause = LISTEN_AGAIN;
+                while let Some(resolving) = weak.upgrade()
+                    && let Err(fault) = resolving.begin_to_listen().await
+                {
                     let name = &resolving.backend.shared.options.name;
                     tracing::warn!(backend.name = %name, error.code = fault.code(), "not listening: {fault}");
+                    drop(resolving);
+                    tokio::time::sleep(pause).await;
+                    pause = (pause * 2).min(LISTEN_AGAIN_AT_LAST);
                 }
+            };
+            tokio::select! {
+                () = stop.cancelled() => {}
+                () = drain.cancelled() => {}
+                () = begin => {}
             }
         });
     }
 
     fn stop_listening(&self) {
+        *self.listening.lock() = None;
         self.standing.stop_listening();
         if let Some(session) = &*self.session.lock() {
             session.stop_listening();
@@ -393,6 +431,7 @@ impl Conversation for Resolving {
     }
 
     async fn close(&self) {
+        *self.listening.lock() = None;
         self.standing.close();
         let known = self.session.lock().take();
         let session = match known {
@@ -407,6 +446,7 @@ impl Conversation for Resolving {
     }
 
     async fn leave(&self) {
+        *self.listening.lock() = None;
         self.standing.close();
         let session = self.session.lock().take();
         if matches!(self.scope, Scope::Session(_))

@@ -186,6 +186,31 @@ async fn an_instance_that_starts_while_redis_is_away_is_not_ready_until_it_is_th
 }
 
 #[tokio::test]
+async fn an_instance_that_has_not_read_which_sessions_were_ended_is_not_ready() {
+    let demo = DemoBackend::start().await;
+    let redis = RedisServer::start().await;
+    // It may do all but read a stream.
+    redis.run::<()>(&["ACL", "SETUSER", "default", "-xrange"]).await;
+    let setup = Gateway::setup()
+        .url("demo", &demo.url, "legacy")
+        .config(SEAL)
+        .config(&format!("redis: {{ url: \"{}\" }}", redis.url()));
+    let gateway = setup.start().await;
+    let left = async || {
+        let presences: Vec<String> = redis.run(&["KEYS", "*:presence"]).await;
+        redis.run::<i64>(&["PTTL", presences.first().map_or("none", String::as_str)]).await
+    };
+    // The others know it, and have heard of it again.
+    eventually(PATIENCE, async || left().await > 0).await;
+    let mut before = left().await;
+    eventually(PATIENCE, async || left().await > std::mem::replace(&mut before, left().await)).await;
+    let reply = Client::new(&gateway.admin).get("/readyz", &[("accept", "application/json")]).await;
+    assert_eq!(reply.status(), 503);
+    redis.run::<()>(&["ACL", "SETUSER", "default", "+xrange"]).await;
+    eventually(PATIENCE, async || is_ready(&gateway).await).await;
+}
+
+#[tokio::test]
 async fn an_instance_that_is_told_to_end_says_so_first_and_still_takes_requests() {
     let (mut fleet, _demo) = in_front_of_demo("http", "legacy").await;
     let session = fleet.session(0, "2025-11-25", json!({})).await;

@@ -35,9 +35,10 @@ async fn a_process_whose_owner_was_killed_is_replaced_within_seconds() {
     assert_eq!(touch(&there).await, Some(2));
     let killed = Instant::now();
     fleet.kill(0).await;
-    eventually(PATIENCE, async || touch(&there).await == Some(1)).await;
+    assert_eq!(touch(&there).await, Some(1), "the call that came too late for the first one");
     let took = killed.elapsed();
     assert!(took < Duration::from_secs(10), "{took:?}");
+    assert_eq!(touch(&there).await, Some(2), "it ran once");
 }
 
 #[tokio::test]
@@ -97,4 +98,23 @@ async fn deleting_a_session_where_it_was_never_used_ends_its_process() {
         assert_eq!(session.delete().await.status(), 204);
     }
     eventually(PATIENCE, async || processes(1).await <= 1).await;
+}
+
+#[tokio::test]
+async fn a_client_that_calls_for_the_first_time_when_the_owner_was_just_killed_is_answered_with_what_was_logged()
+ {
+    for era in ["legacy", "modern", "auto"] {
+        let (mut fleet, _demo) = in_front_of_demo("stdio", era).await;
+        let log = async |client: &drawbridge_testkit::client::Modern| {
+            let meta = json!({ "io.modelcontextprotocol/logLevel": "debug" });
+            let call =
+                json!({ "name": "log", "arguments": { "message": "m", "level": "error" }, "_meta": meta });
+            client.request("tools/call", call).await.messages().await
+        };
+        let there = fleet.modern(1, json!({}));
+        assert_eq!(log(&fleet.modern(0, json!({}))).await.len(), 2, "{era}");
+        fleet.kill(0).await;
+        let messages = log(&there).await;
+        assert_eq!(messages.len(), 2, "{era}: {messages:?}");
+    }
 }

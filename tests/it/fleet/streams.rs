@@ -4,15 +4,16 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use drawbridge_testkit::backend::{Backend, Reply, legacy, text_result};
-use drawbridge_testkit::client::{Reply as Answer, text};
+use drawbridge_testkit::client::{Reply as Answer, Session, text};
 use drawbridge_testkit::fleet::Fleet;
-use drawbridge_testkit::gateway::Gateway;
+use drawbridge_testkit::gateway::{DemoBackend, Gateway};
+use drawbridge_testkit::redis::RedisServer;
 use drawbridge_testkit::{PATIENCE, eventually};
 use serde_json::{Value, json};
 use tokio::sync::Notify;
 use tokio_util::task::TaskTracker;
 
-use super::{TRANSPORTS, in_front_of_demo};
+use super::{TRANSPORTS, demo_over, in_front_of_demo};
 
 fn slow(ms: u64) -> Value {
     json!({ "name": "sleep", "arguments": { "ms": ms }, "_meta": { "progressToken": "t" } })
@@ -162,6 +163,71 @@ async fn r090_a_change_that_one_instance_causes_is_heard_on_the_stream_at_anothe
         assert!(heard(&mut stream, "notifications/tools/list_changed").await, "{transport} {era}");
         stop.cancel();
         touching.await.unwrap();
+    }
+}
+
+/// A session that listens at instance 1, where instance 0 has what its backend tells on.
+async fn listens_through_another(fleet: &Fleet) -> (Session, Answer) {
+    let session = fleet.session(0, "2025-11-25", json!({})).await;
+    let first = session.get(None).await;
+    assert_eq!(first.status(), 200);
+    session.tool("echo", json!({ "message": "x" })).await;
+    let stream = fleet.at(1, &session).get(None).await;
+    assert_eq!(stream.status(), 200);
+    (session, stream)
+}
+
+/// Waits until a change at the backend is heard; after that the stream is silent.
+async fn hears_of_changes(fleet: &Fleet, session: &Session, stream: &mut Answer) {
+    let causing = fleet.at(2, session);
+    let mut has_heard = false;
+    eventually(PATIENCE, async || {
+        causing.tool("touch", json!({})).await;
+        has_heard |= matches!(stream.event_within(Duration::from_millis(300)).await, Ok(Some(event)) if !event.data.is_empty());
+        has_heard
+    })
+    .await;
+    while let Ok(Some(_)) = stream.event_within(Duration::from_millis(500)).await {}
+}
+
+#[tokio::test]
+async fn a_listener_is_told_that_all_may_have_changed_when_the_owner_of_its_backends_stream_was_killed() {
+    for transport in TRANSPORTS {
+        let (mut fleet, _demo) = in_front_of_demo(transport, "legacy").await;
+        let (session, mut stream) = listens_through_another(&fleet).await;
+        hears_of_changes(&fleet, &session, &mut stream).await;
+        fleet.kill(0).await;
+        // Nobody has changed anything.
+        assert!(heard(&mut stream, "notifications/tools/list_changed").await, "{transport}");
+    }
+}
+
+#[tokio::test]
+async fn a_listener_is_told_that_all_may_have_changed_when_redis_came_back_with_nothing() {
+    for transport in TRANSPORTS {
+        let (mut fleet, _demo) = in_front_of_demo(transport, "legacy").await;
+        let (session, mut stream) = listens_through_another(&fleet).await;
+        hears_of_changes(&fleet, &session, &mut stream).await;
+        fleet.redis.kill().await;
+        fleet.redis.restart().await;
+        // Nobody has changed anything.
+        assert!(heard(&mut stream, "notifications/tools/list_changed").await, "{transport}");
+    }
+}
+
+#[tokio::test]
+async fn a_listener_hears_of_a_change_while_redis_was_away_when_that_came_back_with_all_it_had() {
+    for transport in TRANSPORTS {
+        let demo = DemoBackend::start().await;
+        let gateway = Gateway::setup().backend("demo", &demo_over(transport, "legacy", &demo));
+        let redis = RedisServer::setup().durable().start().await;
+        let mut fleet = Fleet::with(redis, 3, gateway).await;
+        let (session, mut stream) = listens_through_another(&fleet).await;
+        hears_of_changes(&fleet, &session, &mut stream).await;
+        fleet.redis.kill().await;
+        session.tool("touch", json!({})).await;
+        fleet.redis.restart().await;
+        assert!(heard(&mut stream, "notifications/tools/list_changed").await, "{transport}");
     }
 }
 

@@ -12,10 +12,10 @@ use std::time::{Duration, Instant};
 use async_trait::async_trait;
 use bytes::{BufMut as _, Bytes, BytesMut};
 use parking_lot::Mutex;
-use tokio::sync::{Notify, Semaphore, mpsc};
+use tokio::sync::{Notify, Semaphore, SemaphorePermit, mpsc};
 
 use super::holding::{Holdings, RENEW_EVERY};
-use crate::state::{InstanceId, MemoryState, NotSent, SharedState, Unavailable};
+use crate::state::{InstanceId, MemoryState, NotSent, Receipt, SharedState, Unavailable};
 use crate::tasks::Tasks;
 
 /// How long an instance is believed to live after it last said so.
@@ -28,6 +28,9 @@ const LOOK_EVERY: Duration = Duration::from_millis(300);
 const AWAY: Duration = Duration::from_secs(5);
 /// How long it is believed to be away that was found to be so: until it is looked at again.
 const AWAY_KNOWN: Duration = Duration::from_secs(3);
+/// How long an instance that was waited for in vain is not waited for again, and of how many that is known.
+const GONE_KNOWN: Duration = Duration::from_secs(60);
+const MAX_GONE: usize = 256;
 /// How long an instance tries to say that a channel has ended, to a peer that lives.
 const SAY_TIME: Duration = Duration::from_secs(60);
 /// How long whoever owns something waits to hear that it still does.
@@ -135,6 +138,8 @@ struct Inner {
     alive_at: Mutex<Option<Instant>>,
     /// Bytes that may still be handed to the bus.
     sending: Semaphore,
+    /// Instances that were waited for in vain, and when.
+    gone: Mutex<HashMap<InstanceId, Instant>>,
     /// When it last could not say so.
     away_at: Mutex<Option<Instant>>,
     /// Rung when this instance is known to live.
@@ -164,6 +169,7 @@ impl Peers {
             numbers: AtomicU64::new(1),
             alive_at: Mutex::new(None),
             sending: Semaphore::new(MAX_SENDING as usize),
+            gone: Mutex::default(),
             away_at: Mutex::new(None),
             alive: Notify::new(),
         }))
@@ -408,30 +414,66 @@ impl Peers {
     ///
     /// If the peer is gone, which then has done nothing, or the bus can't be reached.
     pub async fn open(&self, to: &InstanceId, service: &str, opening: Bytes) -> Result<Channel, NotSent> {
-        let number = self.0.numbers.fetch_add(1, Ordering::Relaxed);
-        let key = Key { opener: self.instance().clone(), number, opened_here: true };
-        let channel = self.enter(key, to.clone());
-        let mut body = BytesMut::with_capacity(1 + service.len() + opening.len());
-        body.put_u8(u8::try_from(service.len()).unwrap_or_default());
-        body.put_slice(service.as_bytes());
-        body.put_slice(&opening);
-        channel.way.route.send(Kind::Open, 0, body.freeze()).await?;
+        let (channel, body) = self.begin(to, service, &opening);
+        channel.way.route.send(Kind::Open, 0, body).await?;
         Ok(channel)
     }
 
+    /// The same where it matters afterwards whether a peer that is gone by then has got it.
+    ///
+    /// # Errors
+    ///
+    /// See [`Peers::open`].
+    pub async fn offer(
+        &self,
+        to: &InstanceId,
+        service: &str,
+        opening: Bytes,
+    ) -> Result<(Channel, Offered), NotSent> {
+        let (channel, body) = self.begin(to, service, &opening);
+        let receipt = channel.way.route.offer(Kind::Open, 0, body).await?;
+        Ok((channel, Offered { peers: self.clone(), to: to.clone(), receipt }))
+    }
+
+    fn begin(&self, to: &InstanceId, service: &str, opening: &[u8]) -> (Channel, Bytes) {
+        let number = self.0.numbers.fetch_add(1, Ordering::Relaxed);
+        let key = Key { opener: self.instance().clone(), number, opened_here: true };
+        let mut body = BytesMut::with_capacity(1 + service.len() + opening.len());
+        body.put_u8(u8::try_from(service.len()).unwrap_or_default());
+        body.put_slice(service.as_bytes());
+        body.put_slice(opening);
+        (self.enter(key, to.clone()), body.freeze())
+    }
+
     /// The same where a peer that lives must not be taken for gone: the bus may have lost its presence, which then is back
-    /// with its next announcement.
+    /// with its next announcement. Nobody waits for long for one that another has just waited for.
     ///
     /// # Errors
     ///
     /// See [`Peers::open`].
     pub async fn reach(&self, to: &InstanceId, service: &str, opening: Bytes) -> Result<Channel, NotSent> {
         match self.open(to, service, opening.clone()).await {
-            Err(NotSent::Gone(_)) => {
+            Err(NotSent::Gone(_)) if !self.is_known_gone(to) => {
                 tokio::time::sleep(ANNOUNCE_EVERY * 3 / 2).await;
-                self.open(to, service, opening).await
+                let reached = self.open(to, service, opening).await;
+                if let Err(NotSent::Gone(_)) = &reached {
+                    self.note_gone(to);
+                }
+                reached
             }
             reached => reached,
+        }
+    }
+
+    fn is_known_gone(&self, peer: &InstanceId) -> bool {
+        self.0.gone.lock().get(peer).is_some_and(|at| at.elapsed() < GONE_KNOWN)
+    }
+
+    fn note_gone(&self, peer: &InstanceId) {
+        let mut gone = self.0.gone.lock();
+        gone.retain(|_, at| at.elapsed() < GONE_KNOWN);
+        if gone.len() < MAX_GONE {
+            gone.insert(peer.clone(), Instant::now());
         }
     }
 
@@ -456,6 +498,21 @@ impl Peers {
     }
 }
 
+/// What was said to a peer, perhaps too late.
+pub struct Offered {
+    peers: Peers,
+    to: InstanceId,
+    receipt: Receipt,
+}
+
+impl Offered {
+    /// Takes it back. True only if the peer is gone, and has certainly not got it.
+    pub async fn withdraw(&self) -> bool {
+        let withdrawn = self.peers.state().bus.withdraw(&self.to, &self.receipt).await;
+        withdrawn.unwrap_or(false)
+    }
+}
+
 /// The way to the other end.
 #[derive(Clone)]
 struct Route {
@@ -467,11 +524,25 @@ struct Route {
 
 impl Route {
     async fn send(&self, kind: Kind, seq: u32, body: Bytes) -> Result<(), NotSent> {
-        let frame = Frame { kind, key: self.key.clone(), seq, body }.write();
-        let inner = &self.peers.0;
+        let frame = self.frame(kind, seq, body);
+        let _sending = self.share(&frame).await;
+        self.peers.state().bus.send(&self.peer, frame).await
+    }
+
+    async fn offer(&self, kind: Kind, seq: u32, body: Bytes) -> Result<Receipt, NotSent> {
+        let frame = self.frame(kind, seq, body);
+        let _sending = self.share(&frame).await;
+        self.peers.state().bus.offer(&self.peer, frame).await
+    }
+
+    fn frame(&self, kind: Kind, seq: u32, body: Bytes) -> Bytes {
+        Frame { kind, key: self.key.clone(), seq, body }.write()
+    }
+
+    /// Waits until so much may be handed to the bus.
+    async fn share(&self, frame: &Bytes) -> Option<SemaphorePermit<'_>> {
         let share = u32::try_from(frame.len()).unwrap_or(u32::MAX).min(MAX_SENDING);
-        let _sending = inner.sending.acquire_many(share).await;
-        inner.state.bus.send(&self.peer, frame).await
+        self.peers.0.sending.acquire_many(share).await.ok()
     }
 
     /// Sends it again while the bus can't be reached, until `patience` is over. The other end knows a frame that comes
@@ -573,101 +644,4 @@ impl Drop for Way {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    struct Echo;
-
-    #[async_trait]
-    impl Service for Echo {
-        async fn accept(&self, opening: Bytes, mut channel: Channel) {
-            if channel.send(opening).await.is_err() {
-                return;
-            }
-            while let Some(body) = channel.receive().await {
-                if body == "stop" || channel.send(body).await.is_err() {
-                    return;
-                }
-            }
-        }
-    }
-
-    fn two() -> (Peers, Peers, Tasks) {
-        let state = MemoryState::new(1 << 20, Duration::from_secs(60));
-        let tasks = Tasks::default();
-        let made = [(), ()].map(|()| {
-            let peers = Peers::new(state.instance(true), tasks.clone());
-            peers.serve("echo", Arc::new(Echo));
-            peers.run();
-            peers
-        });
-        let [one, other] = made;
-        (one, other, tasks)
-    }
-
-    async fn until_alive(peers: &Peers) {
-        while !peers.is_known_alive() {
-            tokio::task::yield_now().await;
-        }
-    }
-
-    #[tokio::test]
-    async fn frames_come_in_order_and_more_than_fit_at_once() {
-        let (one, other, _tasks) = two();
-        until_alive(&other).await;
-        until_alive(&one).await;
-        let mut channel = one.open(other.instance(), "echo", Bytes::from_static(b"hello")).await.unwrap();
-        assert_eq!(channel.receive().await.unwrap(), "hello");
-        for n in 0..2000 {
-            channel.send(Bytes::from(n.to_string())).await.unwrap();
-            assert_eq!(channel.receive().await.unwrap(), n.to_string());
-        }
-        channel.send(Bytes::from_static(b"stop")).await.unwrap();
-        assert_eq!(channel.receive().await, None);
-        drop(channel);
-        assert_eq!((one.channels(), other.channels()), (0, 0));
-    }
-
-    #[tokio::test]
-    async fn nobody_is_waited_for_who_is_not_there() {
-        let (one, other, _tasks) = two();
-        until_alive(&one).await;
-        until_alive(&other).await;
-        let gone = InstanceId::fresh();
-        let refused = one.open(&gone, "echo", Bytes::new()).await.err();
-        assert_eq!(refused, Some(NotSent::Gone(gone)));
-        assert_eq!(one.channels(), 0);
-        // A service that is not there ends the channel at once.
-        let mut channel = one.open(other.instance(), "other", Bytes::new()).await.unwrap();
-        assert_eq!(channel.receive().await, None);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_peer_that_goes_ends_its_channels() {
-        let (one, other, _tasks) = two();
-        until_alive(&one).await;
-        until_alive(&other).await;
-        let mut channel = one.open(other.instance(), "echo", Bytes::from_static(b"x")).await.unwrap();
-        assert!(channel.receive().await.is_some());
-        // It stops saying that it lives: here by leaving, and being silent from then on.
-        other.0.state.bus.leave().await.unwrap();
-        let bus = one.0.state.bus.clone();
-        assert!(!bus.is_alive(other.instance()).await.unwrap());
-        assert_eq!(channel.receive().await, None);
-    }
-
-    #[test]
-    fn frames_survive_the_way_and_junk_is_none() {
-        let frame = Frame {
-            kind: Kind::Data,
-            key: Key { opener: InstanceId::fresh(), number: 7, opened_here: true },
-            seq: 3,
-            body: Bytes::from_static(b"x"),
-        };
-        let read = Frame::read(&frame.write()).unwrap();
-        assert_eq!((read.kind, read.key, read.seq, &read.body[..]), (Kind::Data, frame.key, 3, &b"x"[..]));
-        for junk in [&b""[..], b"\x01", &[0; 40], &[1; 40], &[255; 100]] {
-            assert!(Frame::read(&Bytes::copy_from_slice(junk)).is_none());
-        }
-    }
-}
+mod tests;

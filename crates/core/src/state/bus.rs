@@ -1,6 +1,6 @@
 //! Messages between instances.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -10,7 +10,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use futures_util::Stream;
 use parking_lot::Mutex;
-use tokio::sync::{broadcast, mpsc};
+use tokio::sync::{Notify, broadcast};
 
 use super::{InstanceId, Unavailable};
 
@@ -24,6 +24,10 @@ pub enum NotSent {
     #[error(transparent)]
     Unavailable(#[from] Unavailable),
 }
+
+/// Names a message that was offered, for who offered it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Receipt(pub String);
 
 /// What a subscription brings.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -61,6 +65,13 @@ pub trait Bus: Send + Sync {
     /// Puts a message into the inbox of an instance.
     async fn send(&self, to: &InstanceId, message: Bytes) -> Result<(), NotSent>;
 
+    /// The same of a message that can be [withdrawn](Bus::withdraw). It takes a little longer to come.
+    async fn offer(&self, to: &InstanceId, message: Bytes) -> Result<Receipt, NotSent>;
+
+    /// Takes back what was offered to an instance that is gone by now. True only if that has not received it and never
+    /// will; false also where nobody can tell, as a while after it is gone.
+    async fn withdraw(&self, to: &InstanceId, offered: &Receipt) -> Result<bool, Unavailable>;
+
     /// The next message of this instance's own inbox; `None` when the bus is closed. To be called by one task only.
     async fn receive(&self) -> Option<Bytes>;
 
@@ -82,23 +93,30 @@ pub struct MemoryBus(Arc<Mutex<Wires>>);
 
 #[derive(Default)]
 struct Wires {
-    inboxes: HashMap<InstanceId, mpsc::Sender<Bytes>>,
+    inboxes: HashMap<InstanceId, Inbox>,
     topics: HashMap<String, broadcast::Sender<Bytes>>,
+}
+
+#[derive(Default)]
+struct Inbox {
+    is_alive: bool,
+    /// What was not received yet, by number.
+    messages: VecDeque<(u64, Bytes)>,
+    sent: u64,
+    arrived: Arc<Notify>,
 }
 
 /// One instance's end of a [`MemoryBus`].
 pub struct MemoryBusEnd {
     bus: MemoryBus,
     instance: InstanceId,
-    sender: mpsc::Sender<Bytes>,
-    inbox: tokio::sync::Mutex<mpsc::Receiver<Bytes>>,
 }
 
 impl MemoryBus {
     /// The end of one instance.
     pub fn end(&self, instance: InstanceId) -> MemoryBusEnd {
-        let (sender, inbox) = mpsc::channel(INBOX_CAPACITY);
-        MemoryBusEnd { bus: self.clone(), instance, sender, inbox: tokio::sync::Mutex::new(inbox) }
+        self.0.lock().inboxes.insert(instance.clone(), Inbox::default());
+        MemoryBusEnd { bus: self.clone(), instance }
     }
 }
 
@@ -136,32 +154,64 @@ impl Drop for TopicStream {
 #[async_trait]
 impl Bus for MemoryBusEnd {
     async fn announce(&self, _ttl: Duration) -> Result<bool, Unavailable> {
-        let known = self.bus.0.lock().inboxes.insert(self.instance.clone(), self.sender.clone());
-        Ok(known.is_some())
+        let mut wires = self.bus.0.lock();
+        let inbox = wires.inboxes.entry(self.instance.clone()).or_default();
+        Ok(std::mem::replace(&mut inbox.is_alive, true))
     }
 
     async fn leave(&self) -> Result<(), Unavailable> {
-        self.bus.0.lock().inboxes.remove(&self.instance);
+        if let Some(inbox) = self.bus.0.lock().inboxes.get_mut(&self.instance) {
+            inbox.is_alive = false;
+        }
         Ok(())
     }
 
     async fn is_alive(&self, instance: &InstanceId) -> Result<bool, Unavailable> {
-        Ok(self.bus.0.lock().inboxes.contains_key(instance))
+        Ok(self.bus.0.lock().inboxes.get(instance).is_some_and(|inbox| inbox.is_alive))
     }
 
     async fn instances(&self) -> Result<Vec<InstanceId>, Unavailable> {
-        Ok(self.bus.0.lock().inboxes.keys().cloned().collect())
+        let wires = self.bus.0.lock();
+        Ok(wires.inboxes.iter().filter(|(_, inbox)| inbox.is_alive).map(|(id, _)| id.clone()).collect())
     }
 
     async fn send(&self, to: &InstanceId, message: Bytes) -> Result<(), NotSent> {
-        let inbox = self.bus.0.lock().inboxes.get(to).cloned();
+        self.offer(to, message).await.map(drop)
+    }
+
+    async fn offer(&self, to: &InstanceId, message: Bytes) -> Result<Receipt, NotSent> {
+        let mut wires = self.bus.0.lock();
+        let inbox = wires.inboxes.get_mut(to).filter(|inbox| inbox.is_alive);
         let inbox = inbox.ok_or_else(|| NotSent::Gone(to.clone()))?;
-        let full = || NotSent::Unavailable(Unavailable(format!("the inbox of instance {to} is full")));
-        inbox.try_send(message).map_err(|_| full())
+        if inbox.messages.len() >= INBOX_CAPACITY {
+            return Err(Unavailable(format!("the inbox of instance {to} is full")).into());
+        }
+        inbox.sent += 1;
+        inbox.messages.push_back((inbox.sent, message));
+        inbox.arrived.notify_one();
+        Ok(Receipt(inbox.sent.to_string()))
+    }
+
+    async fn withdraw(&self, to: &InstanceId, Receipt(offered): &Receipt) -> Result<bool, Unavailable> {
+        let mut wires = self.bus.0.lock();
+        let Some(inbox) = wires.inboxes.get_mut(to).filter(|inbox| !inbox.is_alive) else { return Ok(false) };
+        let before = inbox.messages.len();
+        inbox.messages.retain(|(number, _)| number.to_string() != *offered);
+        Ok(inbox.messages.len() < before)
     }
 
     async fn receive(&self) -> Option<Bytes> {
-        self.inbox.lock().await.recv().await
+        loop {
+            let arrived = {
+                let mut wires = self.bus.0.lock();
+                let inbox = wires.inboxes.get_mut(&self.instance)?;
+                if let Some((_, message)) = inbox.messages.pop_front() {
+                    return Some(message);
+                }
+                inbox.arrived.clone()
+            };
+            arrived.notified().await;
+        }
     }
 
     async fn publish(&self, topic: &str, message: Bytes) -> Result<(), Unavailable> {

@@ -122,7 +122,7 @@ async fn remains(inner: &Arc<Inner>, session: &Arc<Session>, place: &Place, page
     }
     if !finished && let Some(id) = &place.id {
         let backend = session.endpoint().backend_names();
-        let detail = "the gateway's instance that had the call is gone".to_owned();
+        let detail = "no instance of the gateway has the call any more".to_owned();
         let fault = Fault::OutcomeUnknown { backend, detail };
         let text = fault.to_rpc_error().to_message(Some(id)).bytes().clone();
         events.push_back(sse::encode(None, Payload::from(text)));

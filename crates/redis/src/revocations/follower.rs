@@ -5,10 +5,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use drawbridge_core::event_log::SessionKey;
-use redis::{FromRedisValue, Value};
 
 use super::{Local, entry};
-use crate::reader::{Conversation, Entry, Stopped};
+use crate::reader::{Conversation, Entry, Stopped, read};
 use crate::request::Request;
 
 /// Entries of a page when the stream is read from its beginning.
@@ -53,7 +52,10 @@ impl Follower {
         let (seconds, micros): (u64, u64) = read(conversation.ask(&Request::plain("TIME")).await?)?;
         self.clock = (seconds * 1000 + micros / 1000, Instant::now());
         self.look_after(conversation).await?;
-        self.read_rest(conversation, |_| ()).await
+        let asked = Instant::now();
+        self.read_rest(conversation, |_| ()).await?;
+        self.heard(asked);
+        Ok(())
     }
 
     pub(crate) fn has_work(&self) -> bool {
@@ -203,8 +205,4 @@ fn parse(fields: &[(Vec<u8>, Vec<u8>)]) -> Option<Revoked<'_>> {
     let session = SessionKey(field("k")?.try_into().ok()?);
     let ends = std::str::from_utf8(field("u")?).ok()?.parse().ok()?;
     Some(Revoked { session, ends, before: field("p")? })
-}
-
-fn read<T: FromRedisValue>(answer: Value) -> Result<T, Stopped> {
-    redis::from_redis_value(answer).map_err(|error| Stopped::Answer(error.to_string()))
 }

@@ -67,6 +67,8 @@ contracts! {
         a_message_reaches_the_inbox_of_its_instance,
         ten_thousand_messages_come_in_order,
         what_is_sent_to_nobody_is_told,
+        what_was_offered_and_received_is_not_taken_back,
+        what_was_taken_back_never_comes,
         a_topic_is_heard_by_all_that_are_subscribed,
         who_is_too_slow_is_told_that_something_is_missing,
         a_dropped_subscription_hears_nothing_and_disturbs_nobody;

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use drawbridge_core::event_log::StreamKey;
-use drawbridge_core::state::{Lease, NotSent, Quota, SharedState, Unavailable};
+use drawbridge_core::state::{Lease, NotSent, Quota, Receipt, SharedState, Unavailable};
 
 use crate::fleet::{name, session};
 
@@ -38,6 +38,10 @@ async fn ask_all(state: &SharedState) -> Vec<(&'static str, Result<(), Unavailab
         Ok(()) | Err(NotSent::Gone(_)) => Ok(()),
         Err(NotSent::Unavailable(reason)) => Err(reason),
     };
+    let offered = async |to| match state.bus.offer(to, Bytes::from("x")).await {
+        Ok(_) | Err(NotSent::Gone(_)) => Ok(()),
+        Err(NotSent::Unavailable(reason)) => Err(reason),
+    };
     ask! {
         "get": state.sessions.get(key, "a");
         "put_if_absent": state.sessions.put_if_absent(key, "a", value.clone(), TTL);
@@ -52,6 +56,8 @@ async fn ask_all(state: &SharedState) -> Vec<(&'static str, Result<(), Unavailab
         "is_alive": state.bus.is_alive(&state.instance);
         "instances": state.bus.instances();
         "send": sent(&state.instance);
+        "offer": offered(&state.instance);
+        "withdraw": state.bus.withdraw(&state.instance, &Receipt("1-1".to_owned()));
         "publish": state.bus.publish(&name, value.clone());
         "subscribe": state.bus.subscribe(&name);
         "acquire": state.leases.acquire(&name, &state.instance, TTL);

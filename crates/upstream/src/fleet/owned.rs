@@ -2,11 +2,11 @@
 //!
 //! The instance that needs one first owns it, under a lease. Others reach it there: their calls run at the owner, and
 //! what comes unasked is passed on. If the owner is gone, whoever needs the conversation next opens it anew; a call that
-//! was sent is never sent again.
+//! was sent is sent again only if it could be taken back, unread.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
@@ -399,7 +399,7 @@ impl Owned {
             let owner = match self.place().await? {
                 Place::Here(kept, taken_over) => {
                     if taken_over {
-                        self.tell_everything(&kept).await;
+                        self.tell_everything(kept.conversation.clone().handshake().await);
                     }
                     let last = forward(emit, kept.call(call, refused)).await;
                     return last.ok_or_else(|| unknown("no answer"));
@@ -418,8 +418,8 @@ impl Owned {
     /// Runs a call at its owner. `None` if that is not the owner, or gone, and has not got the call.
     async fn run_at(&self, emit: &Emitter, owner: &InstanceId, call: &Call) -> Option<Result<Event, Fault>> {
         let opening = self.opening(Op::Call(Box::new(call.into())), call.request.bytes());
-        let channel = match self.peers().open(owner, &self.keeper.service(), opening).await {
-            Ok(channel) => channel,
+        let (channel, offered) = match self.peers().offer(owner, &self.keeper.service(), opening).await {
+            Ok(opened) => opened,
             Err(NotSent::Gone(_)) => return None,
             // It may be there all the same: only the answer may have been lost.
             Err(NotSent::Unavailable(e)) => {
@@ -430,23 +430,29 @@ impl Owned {
         };
         let why = format!("the gateway's instance {owner} that had it is gone");
         let gone = self.keeper.options.outcome_unknown(why);
-        let elsewhere = Arc::new(AtomicBool::new(false));
-        let seen = elsewhere.clone();
-        let events = relay::receive(channel, move |lost| {
-            seen.store(lost == Lost::Elsewhere, Ordering::Release);
+        let lost = Arc::new(OnceLock::new());
+        let seen = lost.clone();
+        let events = relay::receive(channel, move |how| {
+            // It is set only here.
+            let _ = seen.set(how);
             Event::Fail(gone)
         });
         let last = forward(emit, events).await;
-        if elsewhere.load(Ordering::Acquire) {
+        let has_not_got_it = match lost.get() {
+            Some(Lost::Elsewhere) => true,
+            Some(Lost::Gone) => offered.withdraw().await,
+            None => false,
+        };
+        if has_not_got_it {
             return None;
         }
         Some(last.ok_or_else(|| self.keeper.options.outcome_unknown("no answer")))
     }
 
     /// Tells the client that all may have changed: who told it of changes is gone.
-    async fn tell_everything(&self, kept: &Kept) {
+    fn tell_everything(&self, described: Result<Arc<Description>, Fault>) {
         let sink = self.sink.lock().as_ref().and_then(Weak::upgrade);
-        if let (Some(sink), Ok(description)) = (sink, kept.conversation.clone().handshake().await) {
+        if let (Some(sink), Ok(description)) = (sink, described) {
             let filter = Filter::all_lists().offered_by(&description.capabilities);
             filter.everything().into_iter().for_each(|message| sink.deliver(Event::Notify(message)));
         }
@@ -482,7 +488,7 @@ impl Owned {
 
     /// Hears until the client does not listen any more, or the owner is another. Returns whether anything may have been
     /// missed.
-    async fn hear_once(&self, missed: bool) -> bool {
+    async fn hear_once(self: &Arc<Self>, mut missed: bool) -> bool {
         let changed = self.changed.notified();
         tokio::pin!(changed);
         changed.as_mut().enable();
@@ -491,7 +497,7 @@ impl Owned {
                 kept.listening.store(self.listening.load(Ordering::Acquire), Ordering::Release);
                 kept.adjust();
                 if missed || taken_over {
-                    self.tell_everything(&kept).await;
+                    self.tell_everything(kept.conversation.clone().handshake().await);
                 }
                 tokio::select! {
                     () = kept.held.lost().cancelled() => {}
@@ -505,9 +511,17 @@ impl Owned {
                 let opening = self.opening(Op::Hear, b"");
                 let opened = self.peers().open(&owner, &self.keeper.service(), opening).await;
                 if let Ok(channel) = opened {
+                    let hear = async {
+                        if missed {
+                            // Its answer comes after the owner knows that somebody hears here.
+                            self.tell_everything(self.clone().handshake().await);
+                            missed = false;
+                        }
+                        self.pass_on(channel).await;
+                    };
                     tokio::select! {
-                        () = self.pass_on(channel) => {}
-                        () = changed => return false,
+                        () = hear => {}
+                        () = changed => return missed,
                     }
                 }
                 tokio::time::sleep(PAUSE).await;
@@ -537,6 +551,7 @@ impl Owned {
 #[async_trait]
 impl LegacyConversation for Owned {
     async fn handshake(self: Arc<Self>) -> Result<Arc<Description>, Fault> {
+        let begun = Instant::now();
         for _ in 0..TRIES {
             let owner = match self.place().await? {
                 Place::Here(kept, _) => return kept.conversation.clone().handshake().await,
@@ -547,7 +562,9 @@ impl LegacyConversation for Owned {
                 Ok(Told::Said(said)) => return Ok(Arc::new(said.into())),
                 Ok(Told::Failed(fault)) => return Err(fault),
                 Ok(Told::Done | Told::Elsewhere) | Err(NotSent::Gone(_)) => {}
-                Err(NotSent::Unavailable(e)) => return Err(e.into()),
+                Err(NotSent::Unavailable(e)) if begun.elapsed() >= limit => return Err(e.into()),
+                // It went meanwhile; a handshake may be asked for twice.
+                Err(NotSent::Unavailable(_)) => {}
             }
             tokio::time::sleep(PAUSE).await;
         }

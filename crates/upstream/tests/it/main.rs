@@ -1,4 +1,6 @@
 //! Tests against real peers.
 
 #[cfg(test)]
+mod listening;
+#[cfg(test)]
 mod process;

@@ -70,6 +70,41 @@ pub(crate) async fn what_is_sent_to_nobody_is_told(fleet: &Fleet) {
     assert_eq!(sent, Err(NotSent::Gone(nobody)));
 }
 
+pub(crate) async fn what_was_offered_and_received_is_not_taken_back(fleet: &Fleet) {
+    let (one, two) = (fleet.another().await, &fleet.two.bus);
+    one.bus.announce(TTL).await.unwrap();
+    two.send(&one.instance, Bytes::from("before")).await.unwrap();
+    let offered = two.offer(&one.instance, Bytes::from("offered")).await.unwrap();
+    two.send(&one.instance, Bytes::from("after")).await.unwrap();
+    assert!(!two.withdraw(&one.instance, &offered).await.unwrap(), "it lives, and may have read it");
+    for expected in ["before", "offered", "after"] {
+        assert_eq!(next(&*one.bus).await, expected);
+    }
+    one.bus.leave().await.unwrap();
+    assert!(!two.withdraw(&one.instance, &offered).await.unwrap());
+    let gone = two.offer(&one.instance, Bytes::from("late")).await;
+    assert_eq!(gone, Err(NotSent::Gone(one.instance.clone())));
+}
+
+pub(crate) async fn what_was_taken_back_never_comes(fleet: &Fleet) {
+    let (one, two) = (fleet.another().await, &fleet.two.bus);
+    for round in 0..50 {
+        one.bus.announce(TTL).await.unwrap();
+        let offered = two.offer(&one.instance, Bytes::from("offered")).await.unwrap();
+        one.bus.leave().await.unwrap();
+        let taken_back = two.withdraw(&one.instance, &offered).await.unwrap();
+        assert!(!two.withdraw(&one.instance, &offered).await.unwrap(), "only once");
+        one.bus.announce(TTL).await.unwrap();
+        two.send(&one.instance, Bytes::from("after")).await.unwrap();
+        let first = next(&*one.bus).await;
+        let has_come = first == "offered";
+        if has_come {
+            assert_eq!(next(&*one.bus).await, "after");
+        }
+        assert!(!(taken_back && has_come), "in round {round} both have it");
+    }
+}
+
 pub(crate) async fn a_topic_is_heard_by_all_that_are_subscribed(fleet: &Fleet) {
     let (one, two) = (&fleet.one.bus, &fleet.two.bus);
     let (topic, other) = (name("topic"), name("topic"));

@@ -104,3 +104,44 @@ async fn a_full_redis_refuses_what_is_written_and_answers_what_is_read() {
     at_last("the revocation to be written", async || later.shared.revocations.is_revoked(&key).then_some(()))
         .await;
 }
+
+#[tokio::test]
+async fn keys_of_a_wrong_type_are_deleted_and_all_ports_work() {
+    let server = RedisServer::start().await;
+    let options = RedisOptions::parse(&server.url()).unwrap();
+    let (one, two) = (Instance::connected(&options).await, Instance::connected(&options).await);
+    let (state, key) = (&one.shared, session());
+    let revoked = session();
+    state.revocations.revoke(revoked, TTL).await.unwrap();
+    at_last("both to know", async || two.shared.revocations.is_revoked(&revoked).then_some(())).await;
+    state.bus.announce(TTL).await.unwrap();
+    state.sessions.put_if_absent(key, "a", Bytes::from("1"), TTL).await.unwrap();
+    let stream = drawbridge_core::event_log::StreamKey { session: key, stream: 1 };
+    state.events.append(stream, &[(1, Bytes::from("x"))], false).await.unwrap();
+    state.bus.send(&state.instance, Bytes::from("x")).await.unwrap();
+    state.leases.acquire("l", &state.instance, TTL).await.unwrap();
+    state.limiter.take("k", drawbridge_core::state::Quota { interval: TTL, burst: 1 }).await.unwrap();
+    let inbox = format!("drawbridge:1:{{{}}}:inbox", state.instance.as_str());
+    let mut keys: Vec<String> = server.run(&["KEYS", "*"]).await;
+    keys.push(inbox);
+    for key in &keys {
+        let kind: String = server.run(&["TYPE", key]).await;
+        server.run::<()>(&["DEL", key]).await;
+        match kind.as_str() {
+            "string" => server.run::<()>(&["HSET", key, "not", "ours"]).await,
+            _ => server.run::<()>(&["SET", key, "not ours"]).await,
+        }
+    }
+    assert_eq!(state.sessions.get(key, "a").await.unwrap(), None);
+    assert_eq!(state.events.read_after(stream, 0).await.unwrap().map(|page| page.events), None);
+    at_last("the revocations to be written again", async || {
+        server.try_run::<u64>(&["XLEN", "drawbridge:1:revocations"]).await.ok().filter(|count| *count > 0)
+    })
+    .await;
+    one.up().await;
+    all_work(state).await;
+    state.bus.announce(TTL).await.unwrap();
+    two.shared.bus.send(&state.instance, Bytes::from("hello")).await.unwrap();
+    while soon("a message", state.bus.receive()).await.unwrap() != "hello" {}
+    assert_eq!(state.leases.acquire("l", &state.instance, TTL).await.unwrap().owner, state.instance);
+}
