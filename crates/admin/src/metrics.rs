@@ -46,6 +46,7 @@ impl Exporter {
         backends(&mut all, &self.metrics);
         redis(&mut all, &self.metrics);
         configuration(&mut all, &self.metrics);
+        credentials(&mut all, &self.metrics);
         all.0.extend(self.process.collect());
         all.0.sort_by(|a, b| a.name().cmp(b.name()));
         all.0
@@ -165,6 +166,19 @@ fn configuration(all: &mut Families, metrics: &Metrics) {
     }
     let version = gauge(&[("version", env!("CARGO_PKG_VERSION"))], 1.0);
     all.gauges("drawbridge_build_info", "The version that runs, as a label.", vec![version]);
+}
+
+fn credentials(all: &mut Families, metrics: &Metrics) {
+    let counted = &metrics.credentials;
+    let results = [
+        ("accepted", &counted.accepted),
+        ("missing", &counted.missing),
+        ("refused", &counted.refused),
+        ("forbidden", &counted.forbidden),
+        ("unavailable", &counted.unavailable),
+    ];
+    let results = results.map(|(result, count)| counter(&[("result", result)], count.get())).into();
+    all.counters("drawbridge_credentials_total", "Credentials of requests, and what came of them.", results);
 }
 
 #[derive(Default)]

@@ -1,8 +1,10 @@
 //! Whom a request is from, as far as it was found out.
 
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use drawbridge_core::Principal;
+use drawbridge_core::request::Caller;
 use ipnet::IpNet;
 use sha2::{Digest as _, Sha256};
 
@@ -58,6 +60,8 @@ pub struct Identity {
     pub kind: Kind,
     /// The `client_id`, or `pat:` and the id of the first token of a chain.
     pub client: String,
+    /// Both, as the log says them.
+    pub caller: Arc<Caller>,
     /// By which it was found out.
     pub credential: Credential,
     /// What it allows.
@@ -78,6 +82,11 @@ impl Identity {
                 self.networks.iter().any(|network| network.contains(&address.to_canonical()))
             })
     }
+}
+
+/// How the log names a subject and its client.
+pub fn shown(kind: Kind, subject: &str, client: &str) -> Arc<Caller> {
+    Arc::new(Caller { name: format!("{}:{subject}", kind.as_str()), client: client.to_owned() })
 }
 
 /// The principal of `subject` with `client` at `resource`: not of the bytes of a token, which change when it is

@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use sha2::{Digest as _, Sha256};
 use tokio::time::Instant;
 
-use crate::identity::{Credential, Identity, Kind, context};
+use crate::identity::{Credential, Identity, Kind, context, shown};
 use crate::jwt::{KeySource, LEEWAY, MAX_TOKEN_BYTES, Policy, Unverified};
 use crate::records::{Records, RecordsError, Time, Token, TokenStatus, User};
 use crate::resource::Origin;
@@ -223,6 +223,7 @@ impl Verifier {
         let ends = Time::from_timestamp(claims.exp as i64 + i64::try_from(LEEWAY).unwrap_or(0), 0);
         let identity = Identity {
             principal: context(&claims.iss, &claims.sub, &client, &resource, kind),
+            caller: shown(kind, &claims.sub, &client),
             issuer: claims.iss.clone(),
             subject: claims.sub.clone(),
             kind,
@@ -263,6 +264,7 @@ impl Verifier {
         keys.extend(owner.as_ref().map(|user| RevocationKey::user(&user.id, user.version)));
         let identity = Identity {
             principal: context(&issuer, &subject, &client, &self.resource(endpoint), kind),
+            caller: shown(kind, &subject, &client),
             issuer,
             subject,
             kind,

@@ -501,9 +501,26 @@ impl Responses {
     }
 }
 
+/// What came of looking at credentials.
+#[derive(Debug, Default)]
+pub struct Credentials {
+    /// Somebody was let in.
+    pub accepted: Counter,
+    /// There was no credential.
+    pub missing: Counter,
+    /// It was none, or no longer.
+    pub refused: Counter,
+    /// It was good, and not for that.
+    pub forbidden: Counter,
+    /// It could not be told.
+    pub unavailable: Counter,
+}
+
 /// What is counted by one gateway.
 #[derive(Debug, Default)]
 pub struct Metrics {
+    /// Credentials of clients.
+    pub credentials: Credentials,
     /// Answers to clients.
     pub responses: Responses,
     /// Shared state.

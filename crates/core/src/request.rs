@@ -17,6 +17,17 @@ struct Current {
     id: Id,
     /// `None` where nobody collects traces.
     trace: Option<Arc<Incoming>>,
+    /// `None` where nobody was asked.
+    caller: Option<Arc<Caller>>,
+}
+
+/// Whom a request is from, as the log and traces say it: nothing by which anybody is let in.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Caller {
+    /// Such as `user:ID` or `service:NAME`.
+    pub name: String,
+    /// The OAuth client, or `pat:ID` for an issued token.
+    pub client: String,
 }
 
 /// Names a request. It has the form of a trace id (W3C Trace Context § trace-id).
@@ -75,20 +86,33 @@ pub fn incoming() -> Option<Arc<Incoming>> {
     CURRENT.try_with(|current| current.trace.clone()).ok().flatten()
 }
 
+/// Whom the request is from that is being worked on here.
+pub fn caller() -> Option<Arc<Caller>> {
+    CURRENT.try_with(|current| current.caller.clone()).ok().flatten()
+}
+
 /// Does `work` for the request `id`.
 pub fn scope<F: Future>(id: Id, work: F) -> impl Future<Output = F::Output> {
-    CURRENT.scope(Current { id, trace: None }, work)
+    CURRENT.scope(Current { id, trace: None, caller: None }, work)
+}
+
+/// Does `work` for the request that is being worked on here, which is from `caller`.
+pub async fn of<F: Future>(caller: Arc<Caller>, work: F) -> F::Output {
+    match CURRENT.try_with(Clone::clone) {
+        Ok(current) => CURRENT.scope(Current { caller: Some(caller), ..current }, work).await,
+        Err(_) => work.await,
+    }
 }
 
 /// The same for a request that may be traced.
 pub fn traced<F: Future>(id: Id, trace: Option<Arc<Incoming>>, work: F) -> impl Future<Output = F::Output> {
-    CURRENT.scope(Current { id, trace }, work)
+    CURRENT.scope(Current { id, trace, caller: None }, work)
 }
 
 /// Does a piece of `work` for the request `id`, if it is for one.
 pub fn within<T>(id: Option<Id>, work: impl FnOnce() -> T) -> T {
     match id {
-        Some(id) => CURRENT.sync_scope(Current { id, trace: None }, work),
+        Some(id) => CURRENT.sync_scope(Current { id, trace: None, caller: None }, work),
         None => work(),
     }
 }

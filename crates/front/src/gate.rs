@@ -51,6 +51,11 @@ pub(crate) struct Caller {
 }
 
 impl Caller {
+    /// As the log names it.
+    pub(crate) fn shown(&self) -> Option<Arc<request::Caller>> {
+        Some(self.identity.as_ref()?.caller.clone())
+    }
+
     /// Whether all of these messages are allowed to it.
     pub(crate) fn may(&self, incoming: &Incoming) -> Result<(), Kept> {
         match incoming {

@@ -28,6 +28,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use arc_swap::{ArcSwap, Guard};
 use axum::Router;
 use axum::body::Body;
+use drawbridge_auth::challenge::Denial;
 use drawbridge_core::event_log::EventRing;
 use drawbridge_core::fault::Bounded;
 use drawbridge_core::fleet::Peers;
@@ -291,6 +292,13 @@ impl Inner {
 
     /// The answer to a request that does not come in.
     fn turn_away(&self, kept: &Kept, endpoint: Option<&str>) -> Response<Body> {
+        let counted = &self.metrics.credentials;
+        match kept {
+            Kept::Out(Denial::None) => counted.missing.inc(),
+            Kept::Out(Denial::Invalid | Denial::Several) => counted.refused.inc(),
+            Kept::Out(Denial::Scope(_)) => counted.forbidden.inc(),
+            Kept::Unknown => counted.unavailable.inc(),
+        }
         match &self.gate {
             Some(gate) => gate.turn_away(kept, endpoint),
             None => Refusal::not_found("no such endpoint").into_response(),
@@ -308,10 +316,15 @@ impl Inner {
         };
         let caller = match gate.admit(&head.headers, route.endpoint.as_deref(), address).await {
             Ok(caller) => caller,
-            Err(kept) => return Ok(gate.turn_away(&kept, route.endpoint.as_deref())),
+            Err(kept) => return Ok(self.turn_away(&kept, route.endpoint.as_deref())),
         };
+        self.metrics.credentials.accepted.inc();
         head.headers.remove(http_header::AUTHORIZATION);
-        let response = self.route(&route, endpoint, &head, &caller, body).await?;
+        let work = self.route(&route, endpoint, &head, &caller, body);
+        let response = match caller.shown() {
+            Some(shown) => request::of(shown, work).await?,
+            None => work.await?,
+        };
         Ok(gate.guard(&caller, response))
     }
 

@@ -42,6 +42,8 @@ pub(crate) struct Record {
 struct Words {
     /// A stream may be dropped where nobody knows whose it was.
     request: Option<request::Id>,
+    /// Whom it is from.
+    caller: Option<Arc<request::Caller>>,
     /// Raw JSON.
     method: Bytes,
     /// The name or, if it has none, the URI of what is called, raw JSON.
@@ -82,6 +84,7 @@ impl Record {
             let name = message.slice(Field::Name);
             Words {
                 request: request::current(),
+                caller: request::caller(),
                 method: message.slice(Field::Method).unwrap_or_default(),
                 names_something: name.is_some(),
                 name: name.or_else(|| message.slice(Field::Uri)),
@@ -173,6 +176,8 @@ impl Record {
                 backend.name = backend.map(BackendName::as_str),
                 mcp.method = shortened(&method),
                 mcp.name = name.as_deref().filter(|_| words.names_something).map(shortened),
+                caller = words.caller.as_ref().map(|caller| caller.name.as_str()),
+                client.id = words.caller.as_ref().map(|caller| caller.client.as_str()),
                 client.era = self.era.as_str(),
                 duration_ms,
                 http.status = status.map(|status| status.as_u16()),
