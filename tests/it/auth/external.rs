@@ -86,7 +86,7 @@ impl World {
         header.kid = Some(key.kid.clone());
         let now = Utc::now().timestamp();
         let mut claims = json!({ "iss": self.issuer.url_of(""), "sub": "ann", "aud": R, "client_id": "c",
-            "iat": now, "exp": now + 600, "scope": "mcp:read mcp:write", "jti": rand::random::<u64>() });
+            "iat": now, "exp": now + 600, "scope": "mcp:read mcp:write", "jti": rand::random::<u64>().to_string() });
         for (name, value) in changes.as_object().unwrap() {
             claims[name] = value.clone();
         }
