@@ -176,6 +176,7 @@ fn credentials(all: &mut Families, metrics: &Metrics) {
         ("refused", &counted.refused),
         ("forbidden", &counted.forbidden),
         ("unavailable", &counted.unavailable),
+        ("limited", &counted.limited),
     ];
     let results = results.map(|(result, count)| counter(&[("result", result)], count.get())).into();
     all.counters("drawbridge_credentials_total", "Credentials of requests, and what came of them.", results);

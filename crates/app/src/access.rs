@@ -21,7 +21,7 @@ use drawbridge_auth::token::{Secret, SecretKind, TokenKind};
 use drawbridge_auth::verifier::{Issuer, Verifier};
 use drawbridge_core::Tasks;
 use drawbridge_core::seal::KeyRing;
-use drawbridge_core::state::SharedState;
+use drawbridge_core::state::{SharedState, WithFallback};
 use drawbridge_front::gate::{Gate, PeerAddress};
 use drawbridge_oauth::oidc::{Provider, ProviderOptions};
 use drawbridge_oauth::options::{Options, Registration};
@@ -231,7 +231,11 @@ impl Access {
 
     /// Asks callers who they are.
     pub fn gate(&self) -> Gate {
-        Gate { verifier: self.verifier.clone(), discovery: self.origin.clone() }
+        Gate {
+            verifier: self.verifier.clone(),
+            discovery: self.origin.clone(),
+            limiter: WithFallback::new(self.shared.limiter.clone()),
+        }
     }
 
     /// The issuer of tokens and the URL that clients know, if clients can log in by themselves.

@@ -9,7 +9,7 @@ use drawbridge_core::event_log::EventRing;
 use drawbridge_core::fleet::Peers;
 use drawbridge_core::metrics::{Gauges, Metrics};
 use drawbridge_core::seal::KeyRing;
-use drawbridge_core::state::SharedState;
+use drawbridge_core::state::{Quota, SharedState};
 use drawbridge_core::trace::Tracer;
 use drawbridge_core::{Backend, BackendName, RoundOptions, Rounds, Tasks};
 use drawbridge_front::gate::Gate;
@@ -161,8 +161,15 @@ pub(crate) fn front_options(config: &Config) -> FrontOptions {
         public_url: config.public.url.clone(),
         on_loopback: config.public.listen.ip().is_loopback(),
         loopback_origins: config.auth.mode != AuthMode::None,
+        caller_quota: caller_quota(&config.limits),
         trusted_proxies: config.public.trusted_proxies.clone(),
     }
+}
+
+fn caller_quota(limits: &config::Limits) -> Option<Quota> {
+    let per_minute = limits.caller_requests_per_minute?;
+    let burst = limits.caller_burst.unwrap_or(per_minute).get();
+    Some(Quota { interval: Duration::from_secs(60) / per_minute.get(), burst })
 }
 
 /// What backends are made with, beside what the configuration says.

@@ -514,6 +514,8 @@ pub struct Credentials {
     pub forbidden: Counter,
     /// It could not be told.
     pub unavailable: Counter,
+    /// It was good, and came too often.
+    pub limited: Counter,
 }
 
 /// What is counted by one gateway.

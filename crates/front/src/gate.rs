@@ -17,6 +17,7 @@ use drawbridge_auth::resource::Origin;
 use drawbridge_auth::revoking::Watch;
 use drawbridge_auth::scope;
 use drawbridge_auth::verifier::{Refused, Verifier};
+use drawbridge_core::state::{Quota, Verdict, WithFallback};
 use drawbridge_core::{Principal, request};
 use drawbridge_wire::message::Incoming;
 use drawbridge_wire::{Kind, Message, json, method};
@@ -40,6 +41,8 @@ pub struct Gate {
     pub verifier: Arc<Verifier>,
     /// Where clients find out how to get a token, if they can.
     pub discovery: Option<Origin>,
+    /// How often callers may come.
+    pub limiter: WithFallback,
 }
 
 /// Whom a request is from.
@@ -86,6 +89,8 @@ pub(crate) enum Kept {
     Out(Denial),
     /// It can't be told now.
     Unknown,
+    /// Its caller has come too often; when it may again.
+    TooOften(Duration),
 }
 
 impl Gate {
@@ -114,6 +119,16 @@ impl Gate {
         }
     }
 
+    /// Counts a request of `caller`.
+    pub(crate) async fn count(&self, caller: &Caller, quota: Option<Quota>) -> Result<(), Kept> {
+        let Some(quota) = quota else { return Ok(()) };
+        let key = format!("caller:{}", caller.principal.as_str());
+        match self.limiter.take(&key, quota).await {
+            Verdict::Allowed { .. } => Ok(()),
+            Verdict::Refused { retry_after } => Err(Kept::TooOften(retry_after)),
+        }
+    }
+
     /// The answer to a request that does not come in. Nothing in it says what was wrong with a credential.
     pub(crate) fn turn_away(&self, kept: &Kept, name: Option<&str>) -> Response<Body> {
         let id = request::current().map(|id| String::from_utf8_lossy(&id.digits()).into_owned());
@@ -123,6 +138,7 @@ impl Gate {
             Kept::Unknown => {
                 (503, "temporarily_unavailable", "The access token can not be checked now; try again")
             }
+            Kept::TooOften(_) => (429, "too_many_requests", "Too many requests; come back later"),
         };
         let text = format!(r#"{{"error":"{error}","error_description":"{description}","request_id":{id}}}"#);
         let status = StatusCode::from_u16(status).unwrap_or(StatusCode::UNAUTHORIZED);
@@ -138,6 +154,9 @@ impl Gate {
             }
             Kept::Unknown => {
                 headers.insert(header::RETRY_AFTER, HeaderValue::from_static("5"));
+            }
+            Kept::TooOften(wait) => {
+                headers.insert(header::RETRY_AFTER, HeaderValue::from(wait.as_secs() + 1));
             }
         }
         response

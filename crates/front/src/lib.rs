@@ -298,6 +298,7 @@ impl Inner {
             Kept::Out(Denial::Invalid | Denial::Several) => counted.refused.inc(),
             Kept::Out(Denial::Scope(_)) => counted.forbidden.inc(),
             Kept::Unknown => counted.unavailable.inc(),
+            Kept::TooOften(_) => counted.limited.inc(),
         }
         match &self.gate {
             Some(gate) => gate.turn_away(kept, endpoint),
@@ -318,6 +319,10 @@ impl Inner {
             Ok(caller) => caller,
             Err(kept) => return Ok(self.turn_away(&kept, route.endpoint.as_deref())),
         };
+        let quota = self.live().options.caller_quota;
+        if let Err(kept) = gate.count(&caller, quota).await {
+            return Ok(self.turn_away(&kept, route.endpoint.as_deref()));
+        }
         self.metrics.credentials.accepted.inc();
         head.headers.remove(http_header::AUTHORIZATION);
         let work = self.route(&route, endpoint, &head, &caller, body);

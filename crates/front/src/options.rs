@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use drawbridge_core::state::Quota;
+
 /// What the configuration says about the public face.
 #[derive(Debug, Clone)]
 pub struct FrontOptions {
@@ -33,6 +35,8 @@ pub struct FrontOptions {
     pub on_loopback: bool,
     /// Whether pages of the visitor's own machine may call wherever the gateway listens: they need a token to.
     pub loopback_origins: bool,
+    /// How many requests a caller may send.
+    pub caller_quota: Option<Quota>,
     /// Networks of proxies that may say where a request has come from.
     pub trusted_proxies: Vec<ipnet::IpNet>,
 }
@@ -55,6 +59,7 @@ impl Default for FrontOptions {
             public_url: None,
             on_loopback: true,
             loopback_origins: false,
+            caller_quota: None,
             trusted_proxies: Vec::new(),
         }
     }

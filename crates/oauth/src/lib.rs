@@ -38,7 +38,7 @@ use drawbridge_auth::revoking::Revocations;
 use drawbridge_auth::signing::Signer;
 use drawbridge_auth::verifier::Verifier;
 use drawbridge_core::seal::KeyRing;
-use drawbridge_core::state::{Claims, Limiter};
+use drawbridge_core::state::{Claims, Limiter, WithFallback};
 use http::{HeaderMap, HeaderValue, Method, Request, StatusCode, header};
 
 use oidc::Provider;
@@ -100,8 +100,7 @@ pub(crate) struct Inner {
     verifier: Arc<Verifier>,
     ring: Arc<KeyRing>,
     claims: Arc<dyn Claims>,
-    limiter: Arc<dyn Limiter>,
-    local_limiter: limits::Local,
+    limiter: WithFallback,
     has_endpoint: HasEndpoint,
 }
 
@@ -133,8 +132,7 @@ pub fn server(parts: Parts) -> Router {
         verifier: parts.verifier,
         ring: parts.ring,
         claims: parts.claims,
-        limiter: parts.limiter,
-        local_limiter: limits::Local::default(),
+        limiter: WithFallback::new(parts.limiter),
         has_endpoint: parts.has_endpoint,
     });
     let about_server = get(metadata::authorization_server);

@@ -4,7 +4,7 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
-use drawbridge_core::state::{Limiter as _, MemoryLimiter, Quota, Verdict};
+use drawbridge_core::state::{Quota, Verdict};
 
 use crate::Inner;
 use crate::error::OAuthError;
@@ -42,9 +42,6 @@ impl Limited {
     }
 }
 
-/// Used while shared state is away.
-pub(crate) type Local = MemoryLimiter;
-
 impl Inner {
     /// Counts one of `what` from `address`, or says when there may be another.
     pub(crate) async fn limit(&self, what: Limited, address: Option<IpAddr>) -> Result<(), OAuthError> {
@@ -58,11 +55,7 @@ impl Inner {
 
     async fn count(&self, what: Limited, from: &str) -> Result<(), OAuthError> {
         let key = format!("oauth:{}:{from}", what.name());
-        let verdict = match self.limiter.take(&key, what.quota()).await {
-            Ok(verdict) => verdict,
-            Err(_) => self.local_limiter.take(&key, what.quota()).await?,
-        };
-        match verdict {
+        match self.limiter.take(&key, what.quota()).await {
             Verdict::Allowed { .. } => Ok(()),
             Verdict::Refused { retry_after } => {
                 tracing::info!(limit = what.name(), client.address = from, "too many requests");

@@ -211,6 +211,20 @@ async fn issued_tokens_are_good_where_and_as_long_as_they_say() {
 }
 
 #[tokio::test]
+async fn a_caller_who_comes_too_often_is_told_when_to_come_again_and_others_are_not() {
+    let world = World::with("tokens", "limits: { caller_requests_per_minute: 60, caller_burst: 5 }\n").await;
+    let (ann, bob) = (world.user("ann").await, world.user("bob").await);
+    let (anns, bobs) = (world.token(&ann).await, world.token(&bob).await);
+    for _ in 0..5 {
+        assert_eq!(world.status(0, "/mcp", &anns).await, 200);
+    }
+    let reply = list(&world.client(0).bearer(&anns), "/mcp").await;
+    assert_eq!(reply.status(), 429);
+    assert!((1..=2).contains(&reply.header("retry-after").unwrap().parse::<u64>().unwrap()));
+    assert_eq!(world.status(0, "/mcp", &bobs).await, 200);
+}
+
+#[tokio::test]
 async fn a_token_for_reading_lists_and_may_not_call() {
     let world = World::one().await;
     let ann = world.user("ann").await;

@@ -305,6 +305,8 @@ fn limits(checker: &mut Checker<'_>, raw: &raw::Limits) -> Limits {
         answer_timeout: checker.positive("limits.answer_timeout", raw.answer_timeout, default.answer_timeout),
         max_rounds: count(raw.max_rounds, default.max_rounds),
         max_parked_calls: count(raw.max_parked_calls, default.max_parked_calls),
+        caller_requests_per_minute: raw.caller_requests_per_minute,
+        caller_burst: raw.caller_burst,
     }
 }
 

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::net::{Ipv4Addr, SocketAddr};
+use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -327,6 +328,10 @@ pub struct Limits {
     pub max_rounds: usize,
     /// Calls that wait for an answer at a time.
     pub max_parked_calls: usize,
+    /// Requests of one caller in a minute, over all instances; `None`: any number.
+    pub caller_requests_per_minute: Option<NonZeroU32>,
+    /// How many of these may come at once; `None`: all of them.
+    pub caller_burst: Option<NonZeroU32>,
 }
 
 impl Default for Limits {
@@ -347,6 +352,8 @@ impl Default for Limits {
             answer_timeout: Duration::from_secs(10 * 60),
             max_rounds: 16,
             max_parked_calls: 10_000,
+            caller_requests_per_minute: None,
+            caller_burst: None,
         }
     }
 }

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::num::NonZeroUsize;
+use std::num::{NonZeroU32, NonZeroUsize};
 use std::path::PathBuf;
 
 use schemars::JsonSchema;
@@ -323,6 +323,10 @@ pub(super) struct Limits {
     pub(super) max_rounds: Option<NonZeroUsize>,
     /// Calls that wait for an answer at a time; default 10000.
     pub(super) max_parked_calls: Option<NonZeroUsize>,
+    /// Requests of one caller in a minute, over all instances; no limit by default.
+    pub(super) caller_requests_per_minute: Option<NonZeroU32>,
+    /// How many of these may come at once; default all.
+    pub(super) caller_burst: Option<NonZeroU32>,
 }
 
 /// Event streams to clients.

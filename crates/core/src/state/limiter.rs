@@ -1,6 +1,8 @@
 //! How often something may happen, over all instances: the generic cell rate algorithm.
 
 use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -67,6 +69,40 @@ impl Limiter for MemoryLimiter {
         keys.insert(key.to_owned(), next + quota.interval);
         let left = (tolerance - ahead).as_nanos() / quota.interval.as_nanos().max(1);
         Ok(Verdict::Allowed { remaining: u32::try_from(left).unwrap_or(u32::MAX) })
+    }
+}
+
+/// So many takes after another, what is as if it had never been used is forgotten.
+const SWEEP_AFTER: u32 = 1024;
+
+/// A limiter in shared state, and one of this instance alone while that is away.
+pub struct WithFallback {
+    shared: Arc<dyn Limiter>,
+    local: MemoryLimiter,
+    taken: AtomicU32,
+}
+
+impl std::fmt::Debug for WithFallback {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("WithFallback").finish_non_exhaustive()
+    }
+}
+
+impl WithFallback {
+    /// Asks `shared` as long as that answers.
+    pub fn new(shared: Arc<dyn Limiter>) -> Self {
+        Self { shared, local: MemoryLimiter::default(), taken: AtomicU32::new(0) }
+    }
+
+    /// Whether one more may happen under `key`; counts it if so.
+    pub async fn take(&self, key: &str, quota: Quota) -> Verdict {
+        if let Ok(verdict) = self.shared.take(key, quota).await {
+            return verdict;
+        }
+        if self.taken.fetch_add(1, Ordering::Relaxed).is_multiple_of(SWEEP_AFTER) {
+            self.local.sweep();
+        }
+        self.local.take(key, quota).await.unwrap_or(Verdict::Allowed { remaining: 0 })
     }
 }
 
