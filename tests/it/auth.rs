@@ -1,5 +1,6 @@
 //! Who may: the tests of the authorization digest, by their numbers.
 
+mod admin_grants;
 mod admin_tokens;
 mod authorize;
 mod discovery;

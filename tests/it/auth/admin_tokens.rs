@@ -36,7 +36,11 @@ pub(super) struct Operator {
 
 impl Operator {
     pub(super) fn at(gateway: &Gateway) -> Self {
-        Self { client: Client::new(&gateway.admin), secret: FIRST.to_owned() }
+        Self::with(gateway, FIRST)
+    }
+
+    pub(super) fn with(gateway: &Gateway, secret: &str) -> Self {
+        Self { client: Client::new(&gateway.admin), secret: secret.to_owned() }
     }
 
     pub(super) async fn ask(&self, method: Method, path: &str, body: Option<Value>) -> Reply {
