@@ -11,6 +11,7 @@ mod admission;
 mod asked;
 mod audit;
 mod clients;
+mod document;
 mod grants;
 mod lifetime;
 mod new_token;
@@ -34,14 +35,14 @@ use drawbridge_auth::revoking::{RevocationKey, Revocations, Told};
 use drawbridge_auth::signing::MAX_LIFETIME;
 use drawbridge_core::state::{Claims, Limiter};
 use serde_json::Value;
-use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme};
-use utoipa::openapi::{Components, OpenApi};
-use utoipa::{Modify, OpenApi as _};
+use utoipa::OpenApi as _;
+use utoipa::openapi::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 pub use admission::Admission;
 use admission::{Caller, admit};
+use document::{Document, complete};
 use problem::Problem;
 
 /// The name of the token that the first administrator has, and of whoever uses it.
@@ -143,35 +144,8 @@ fn mark(response: &mut Response, told: Told) {
     }
 }
 
-#[derive(utoipa::OpenApi)]
-#[openapi(
-    info(
-        title = "Drawbridge admin API",
-        description = "Tokens, users, grants, OAuth clients and the audit trail of a Drawbridge gateway. Whatever fails is \
-                       answered with a problem (RFC 9457).",
-        license(name = "Apache-2.0", identifier = "Apache-2.0"),
-    ),
-    components(schemas(Problem)),
-    security(("admin_token" = [])),
-    modifiers(&Security),
-)]
-struct Document;
-
-struct Security;
-
-impl Modify for Security {
-    fn modify(&self, document: &mut OpenApi) {
-        let bearer = HttpBuilder::new().scheme(HttpAuthScheme::Bearer);
-        let bearer = bearer.description(Some(
-            "An admin token. Reading takes the scope admin:read, changing admin:tokens; admin:* has both.",
-        ));
-        let components = document.components.get_or_insert_with(Components::new);
-        components.add_security_scheme("admin_token", SecurityScheme::Http(bearer.build()));
-    }
-}
-
 fn described() -> (Router<Arc<Api>>, OpenApi) {
-    OpenApiRouter::with_openapi(Document::openapi())
+    let (router, document) = OpenApiRouter::with_openapi(Document::openapi())
         .routes(routes!(tokens::list, tokens::create))
         .routes(routes!(tokens::show, tokens::revoke))
         .routes(routes!(tokens::rotate))
@@ -188,7 +162,8 @@ fn described() -> (Router<Arc<Api>>, OpenApi) {
         .routes(routes!(clients::disable))
         .routes(routes!(clients::enable))
         .routes(routes!(audit::list))
-        .split_for_parts()
+        .split_for_parts();
+    (router, complete(document))
 }
 
 /// The description of the admin API (OpenAPI 3.1).

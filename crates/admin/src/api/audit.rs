@@ -66,7 +66,7 @@ pub(crate) struct Part {
 
 /// Lists entries, the oldest first. With `Accept: application/x-ndjson` it is one entry a line, and the cursor of the
 /// next part is the header `X-Next-Cursor`.
-#[utoipa::path(get, path = "/admin/v1/audit", tag = "audit", params(Part),
+#[utoipa::path(get, path = "/admin/v1/audit", tag = "audit", operation_id = "listAudit", params(Part),
     responses((status = 200, content((Listed<Entry> = "application/json"), (Entry = "application/x-ndjson")))))]
 pub(crate) async fn list(
     State(api): State<Arc<Api>>,

@@ -65,7 +65,7 @@ fn missing() -> Problem {
 }
 
 /// Lists clients, the newest first.
-#[utoipa::path(get, path = "/admin/v1/clients", tag = "clients", params(Part),
+#[utoipa::path(get, path = "/admin/v1/clients", tag = "clients", operation_id = "listClients", params(Part),
     responses((status = 200, body = Listed<Client>)))]
 pub(crate) async fn list(
     State(api): State<Arc<Api>>,
@@ -76,7 +76,7 @@ pub(crate) async fn list(
 }
 
 /// Shows a client.
-#[utoipa::path(get, path = "/admin/v1/clients/{id}", tag = "clients", params(("id" = String, Path)),
+#[utoipa::path(get, path = "/admin/v1/clients/{id}", tag = "clients", operation_id = "getClient", params(("id" = String, Path)),
     responses((status = 200, body = Client), (status = 404, body = Problem)))]
 pub(crate) async fn show(State(api): State<Arc<Api>>, Path(id): Path<String>) -> Result<Response, Problem> {
     let (client, _) = api.records.client(&id).await?.ok_or_else(missing)?;
@@ -84,7 +84,7 @@ pub(crate) async fn show(State(api): State<Arc<Api>>, Path(id): Path<String>) ->
 }
 
 /// Gives a client no more tokens. Those that it has are good until they end; to end them too, revoke its grants.
-#[utoipa::path(post, path = "/admin/v1/clients/{id}/disable", tag = "clients",
+#[utoipa::path(post, path = "/admin/v1/clients/{id}/disable", tag = "clients", operation_id = "disableClient",
     params(("id" = String, Path), ("If-Match" = Option<String>, Header)),
     responses((status = 200, body = Client), (status = 404, body = Problem), (status = 412, body = Problem)))]
 pub(crate) async fn disable(
@@ -97,7 +97,7 @@ pub(crate) async fn disable(
 }
 
 /// Gives a client tokens again.
-#[utoipa::path(post, path = "/admin/v1/clients/{id}/enable", tag = "clients",
+#[utoipa::path(post, path = "/admin/v1/clients/{id}/enable", tag = "clients", operation_id = "enableClient",
     params(("id" = String, Path), ("If-Match" = Option<String>, Header)),
     responses((status = 200, body = Client), (status = 404, body = Problem), (status = 412, body = Problem)))]
 pub(crate) async fn enable(
@@ -126,7 +126,7 @@ async fn set_disabled(
 }
 
 /// Forgets a client and revokes its grants. It may register again.
-#[utoipa::path(delete, path = "/admin/v1/clients/{id}", tag = "clients", params(("id" = String, Path)),
+#[utoipa::path(delete, path = "/admin/v1/clients/{id}", tag = "clients", operation_id = "removeClient", params(("id" = String, Path)),
     responses((status = 204, description = "It is gone."), (status = 404, body = Problem)))]
 pub(crate) async fn remove(
     State(api): State<Arc<Api>>,

@@ -86,7 +86,7 @@ fn missing() -> Problem {
 }
 
 /// Lists grants, the newest first.
-#[utoipa::path(get, path = "/admin/v1/grants", tag = "grants", params(Filter),
+#[utoipa::path(get, path = "/admin/v1/grants", tag = "grants", operation_id = "listGrants", params(Filter),
     responses((status = 200, body = Listed<Grant>)))]
 pub(crate) async fn list(
     State(api): State<Arc<Api>>,
@@ -98,7 +98,7 @@ pub(crate) async fn list(
 }
 
 /// Shows a grant.
-#[utoipa::path(get, path = "/admin/v1/grants/{id}", tag = "grants", params(("id" = String, Path)),
+#[utoipa::path(get, path = "/admin/v1/grants/{id}", tag = "grants", operation_id = "getGrant", params(("id" = String, Path)),
     responses((status = 200, body = Grant), (status = 404, body = Problem)))]
 pub(crate) async fn show(State(api): State<Arc<Api>>, Path(id): Path<String>) -> Result<Response, Problem> {
     let grant = api.records.grant(&id).await?.ok_or_else(missing)?;
@@ -108,7 +108,7 @@ pub(crate) async fn show(State(api): State<Arc<Api>>, Path(id): Path<String>) ->
 }
 
 /// Revokes a grant and all tokens that came of it: all instances refuse them within a second.
-#[utoipa::path(delete, path = "/admin/v1/grants/{id}", tag = "grants", params(("id" = String, Path)),
+#[utoipa::path(delete, path = "/admin/v1/grants/{id}", tag = "grants", operation_id = "revokeGrant", params(("id" = String, Path)),
     responses((status = 204, description = "It is revoked. `X-Propagation: pending`: other instances have yet to read that in the database."),
         (status = 404, body = Problem)))]
 pub(crate) async fn revoke(

@@ -231,7 +231,7 @@ fn missing() -> Problem {
 }
 
 /// Makes a token. Its secret is in this answer and nowhere else.
-#[utoipa::path(post, path = "/admin/v1/tokens", tag = "tokens", request_body = NewToken,
+#[utoipa::path(post, path = "/admin/v1/tokens", tag = "tokens", operation_id = "createToken", request_body = NewToken,
     params(("Idempotency-Key" = Option<String>, Header, description = "A request with a key that was sent before, within 24 hours, is refused with 409.")),
     responses((status = 201, body = Issued), (status = 409, body = Problem), (status = 422, body = Problem)))]
 pub(crate) async fn create(
@@ -294,7 +294,7 @@ async fn claim(api: &Api, caller: &Caller, headers: &HeaderMap) -> Result<(), Pr
 }
 
 /// Lists tokens, the newest first.
-#[utoipa::path(get, path = "/admin/v1/tokens", tag = "tokens", params(Filter),
+#[utoipa::path(get, path = "/admin/v1/tokens", tag = "tokens", operation_id = "listTokens", params(Filter),
     responses((status = 200, body = Listed<Token>)))]
 pub(crate) async fn list(
     State(api): State<Arc<Api>>,
@@ -317,7 +317,7 @@ pub(crate) async fn list(
 }
 
 /// Shows a token.
-#[utoipa::path(get, path = "/admin/v1/tokens/{id}", tag = "tokens", params(("id" = String, Path)),
+#[utoipa::path(get, path = "/admin/v1/tokens/{id}", tag = "tokens", operation_id = "getToken", params(("id" = String, Path)),
     responses((status = 200, body = Token), (status = 404, body = Problem)))]
 pub(crate) async fn show(State(api): State<Arc<Api>>, Path(id): Path<String>) -> Result<Response, Problem> {
     let token = api.records.token(&id).await?.ok_or_else(missing)?;
@@ -325,7 +325,7 @@ pub(crate) async fn show(State(api): State<Arc<Api>>, Path(id): Path<String>) ->
 }
 
 /// Revokes a token: all instances refuse it within a second.
-#[utoipa::path(delete, path = "/admin/v1/tokens/{id}", tag = "tokens", params(("id" = String, Path)),
+#[utoipa::path(delete, path = "/admin/v1/tokens/{id}", tag = "tokens", operation_id = "revokeToken", params(("id" = String, Path)),
     responses((status = 204, description = "It is revoked. `X-Propagation: pending`: other instances have yet to read that in the database."),
         (status = 404, body = Problem)))]
 pub(crate) async fn revoke(
@@ -355,7 +355,7 @@ pub(super) fn key_of(before: &records::Token) -> RevocationKey {
 }
 
 /// Replaces a token by one that may the same. The old one ends after the overlap.
-#[utoipa::path(post, path = "/admin/v1/tokens/{id}/rotate", tag = "tokens", request_body = Rotation,
+#[utoipa::path(post, path = "/admin/v1/tokens/{id}/rotate", tag = "tokens", operation_id = "rotateToken", request_body = Rotation,
     params(("id" = String, Path), ("If-Match" = Option<String>, Header)),
     responses((status = 201, body = Issued), (status = 404, body = Problem), (status = 409, body = Problem),
         (status = 412, body = Problem)))]
@@ -406,7 +406,7 @@ pub(crate) async fn rotate(
 }
 
 /// Revokes whatever this secret is, for those who find secrets. The answer does not tell whether it was one.
-#[utoipa::path(post, path = "/admin/v1/tokens/revoke", tag = "tokens", request_body = Found,
+#[utoipa::path(post, path = "/admin/v1/tokens/revoke", tag = "tokens", operation_id = "revokeFoundSecret", request_body = Found,
     responses((status = 204, description = "If it was a token or a refresh token, it is revoked."),
         (status = 429, body = Problem)))]
 pub(crate) async fn revoke_found(

@@ -113,7 +113,7 @@ fn missing() -> Problem {
 }
 
 /// Makes a user, or brings the one with this subject up to date.
-#[utoipa::path(post, path = "/admin/v1/users", tag = "users", request_body = NewUser,
+#[utoipa::path(post, path = "/admin/v1/users", tag = "users", operation_id = "createUser", request_body = NewUser,
     responses((status = 201, description = "The user is new.", body = User),
         (status = 200, description = "There was one with this subject.", body = User)))]
 pub(crate) async fn create(
@@ -156,7 +156,7 @@ pub(crate) async fn create(
 }
 
 /// Lists users, the newest first.
-#[utoipa::path(get, path = "/admin/v1/users", tag = "users", params(Filter),
+#[utoipa::path(get, path = "/admin/v1/users", tag = "users", operation_id = "listUsers", params(Filter),
     responses((status = 200, body = Listed<User>)))]
 pub(crate) async fn list(
     State(api): State<Arc<Api>>,
@@ -176,7 +176,7 @@ pub(crate) async fn list(
 }
 
 /// Shows a user.
-#[utoipa::path(get, path = "/admin/v1/users/{id}", tag = "users", params(("id" = String, Path)),
+#[utoipa::path(get, path = "/admin/v1/users/{id}", tag = "users", operation_id = "getUser", params(("id" = String, Path)),
     responses((status = 200, body = User), (status = 404, body = Problem)))]
 pub(crate) async fn show(State(api): State<Arc<Api>>, Path(id): Path<String>) -> Result<Response, Problem> {
     let user = api.records.user(&id).await?.ok_or_else(missing)?;
@@ -184,7 +184,7 @@ pub(crate) async fn show(State(api): State<Arc<Api>>, Path(id): Path<String>) ->
 }
 
 /// Lets a user do nothing any more. Tokens and grants stay, and are good again once the user is enabled.
-#[utoipa::path(post, path = "/admin/v1/users/{id}/disable", tag = "users",
+#[utoipa::path(post, path = "/admin/v1/users/{id}/disable", tag = "users", operation_id = "disableUser",
     params(("id" = String, Path), ("If-Match" = Option<String>, Header)),
     responses((status = 200, body = User), (status = 404, body = Problem), (status = 412, body = Problem)))]
 pub(crate) async fn disable(
@@ -197,7 +197,7 @@ pub(crate) async fn disable(
 }
 
 /// Lets a user do again what was allowed before.
-#[utoipa::path(post, path = "/admin/v1/users/{id}/enable", tag = "users",
+#[utoipa::path(post, path = "/admin/v1/users/{id}/enable", tag = "users", operation_id = "enableUser",
     params(("id" = String, Path), ("If-Match" = Option<String>, Header)),
     responses((status = 200, body = User), (status = 404, body = Problem), (status = 412, body = Problem)))]
 pub(crate) async fn enable(
@@ -232,7 +232,7 @@ async fn set_disabled(
 }
 
 /// Revokes all active tokens and grants of a user, who may have new ones.
-#[utoipa::path(post, path = "/admin/v1/users/{id}/revoke-all", tag = "users", params(("id" = String, Path)),
+#[utoipa::path(post, path = "/admin/v1/users/{id}/revoke-all", tag = "users", operation_id = "revokeAllOfUser", params(("id" = String, Path)),
     responses((status = 200, body = AllRevoked), (status = 404, body = Problem)))]
 pub(crate) async fn revoke_all(
     State(api): State<Arc<Api>>,

@@ -26,3 +26,24 @@ async fn anybody_may_read_the_description() {
     assert!(document["openapi"].as_str().unwrap().starts_with("3.1"));
     assert!(document["paths"]["/admin/v1/tokens/{id}/rotate"]["post"].is_object());
 }
+
+#[test]
+fn operations_have_names_of_their_own_and_failures_are_problems() {
+    let document = serde_json::to_value(openapi()).unwrap();
+    let mut names = std::collections::BTreeSet::new();
+    for (path, item) in document["paths"].as_object().unwrap() {
+        for (method, operation) in item.as_object().unwrap() {
+            let name = operation["operationId"].as_str().unwrap();
+            assert!(names.insert(name.to_owned()), "{name} is twice");
+            let responses = operation["responses"].as_object().unwrap();
+            assert!(responses.contains_key("default"));
+            for (status, response) in responses {
+                let what = format!("{method} {path}: {status}");
+                assert!(response["description"].is_string(), "{what} has no description");
+                let is_problem = response["content"]["application/problem+json"].is_object();
+                assert_eq!(is_problem, !status.starts_with('2'), "{what}");
+            }
+        }
+    }
+    assert_eq!(names.len(), 21);
+}
