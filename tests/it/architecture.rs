@@ -32,7 +32,7 @@ const ALLOWED: [(&str, &[&str]); 11] = [
     ("drawbridge-upstream", &["wire", "core"]),
     ("drawbridge-oauth", &["core", "auth"]),
     ("drawbridge-front", &["wire", "core", "auth"]),
-    ("drawbridge-admin", &["wire", "core"]),
+    ("drawbridge-admin", &["wire", "core", "auth"]),
     ("drawbridge-redis", &["core"]),
     (
         "drawbridge-app",
@@ -78,7 +78,7 @@ const CONFINED: [(&str, &[&str], &str); 12] = [
     ("hyper", &["front", "upstream", "app"], "HTTP is for faces and backends"),
     ("hyper-util", &["front", "upstream", "app"], "HTTP is for faces and backends"),
     ("hyper-rustls", &["upstream"], "only backends are connected to"),
-    ("rustix", &["upstream"], "only backends are processes"),
+    ("rustix", &["upstream", "app"], "backends are processes, and the program keeps its own memory private"),
     ("redis", &["redis"], "shared state has ports"),
     ("sqlx", &["sql"], "records have a port"),
     ("jsonwebtoken", &["auth"], "who may is found out in one place"),

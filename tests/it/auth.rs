@@ -1,8 +1,11 @@
 //! Who may: the tests of the authorization digest, by their numbers.
 
+mod admin_grants;
+mod admin_tokens;
 mod authorize;
 mod discovery;
 mod external;
+mod operators;
 mod registration;
 mod sessions;
 mod token_endpoint;

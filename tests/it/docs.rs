@@ -59,6 +59,19 @@ fn every_rule_has_a_row_and_every_numbered_test_stands_in_it() {
 }
 
 #[test]
+fn every_request_of_the_admin_api_is_on_its_page() {
+    let description: serde_json::Value =
+        serde_json::from_str(&read("schema/admin-api.openapi.json")).unwrap();
+    let page = read("docs/admin-api.md");
+    for (path, methods) in description["paths"].as_object().unwrap() {
+        for method in methods.as_object().unwrap().keys() {
+            let request = format!("`{} {path}`", method.to_uppercase());
+            assert!(page.contains(&request), "{request} is missing");
+        }
+    }
+}
+
+#[test]
 fn the_documents_name_only_files_that_exist() {
     for page in [
         "README.md",
@@ -67,6 +80,8 @@ fn the_documents_name_only_files_that_exist() {
         "docs/testing.md",
         "docs/hosts.md",
         "docs/bridging.md",
+        "docs/admin-api.md",
+        "docs/tokens.md",
     ] {
         let folder = root().join(page).parent().unwrap().to_owned();
         for link in read(page).split("](").skip(1).filter_map(|rest| rest.split(')').next()) {

@@ -1,7 +1,9 @@
-//! The face to operators: whether the gateway lives, whether it may be sent traffic, and what it counts.
+//! The face to operators: whether the gateway lives, whether it may be sent traffic, what it counts, and who may use it
+//! ([`api`]).
 //!
 //! Must not know: the MCP faces, Redis, SQL.
 
+pub mod api;
 pub mod config;
 pub mod metrics;
 

@@ -10,14 +10,16 @@ use anyhow::Context as _;
 use axum::Router;
 use axum::body::Body;
 use chrono::{TimeDelta, Utc};
+use drawbridge_admin::api::{Admission, Api, BOOTSTRAP};
+use drawbridge_auth::audit::AuditTrail;
 use drawbridge_auth::jwks::{Jwks, Location};
 use drawbridge_auth::jwt::{ALGORITHMS, Algorithm, Policy};
-use drawbridge_auth::records::{Records, RecordsError, Token};
+use drawbridge_auth::records::{Records, RecordsError, SecretHash, Token};
 use drawbridge_auth::resource::Origin;
 use drawbridge_auth::revoking::Revocations;
 use drawbridge_auth::scope::ADMIN_ALL;
 use drawbridge_auth::signing::Signer;
-use drawbridge_auth::token::{Secret, SecretKind, TokenKind};
+use drawbridge_auth::token::{self, Secret, SecretKind, TokenKind};
 use drawbridge_auth::verifier::{Issuer, Verifier};
 use drawbridge_core::Tasks;
 use drawbridge_core::seal::KeyRing;
@@ -34,8 +36,6 @@ use crate::config::{AuthMode, Config, External, RegistrationPolicy};
 use crate::fetch::Fetcher;
 use crate::wiring::collector_options;
 
-/// The name of the token that the first administrator gets.
-pub const BOOTSTRAP: &str = "bootstrap";
 /// How long that is good for.
 const BOOTSTRAP_TIME: TimeDelta = TimeDelta::hours(24);
 /// How often signing keys are looked after, and what was used is written down.
@@ -74,8 +74,9 @@ pub struct Access {
     signer: Option<Arc<Signer>>,
     origin: Option<Origin>,
     shared: SharedState,
-    /// A first administrator's token is not made here.
-    has_bootstrap: bool,
+    /// Of the first administrator's token, if the configuration has one.
+    bootstrap: Option<SecretHash>,
+    trail: Arc<AuditTrail>,
     is_prepared: AtomicBool,
     trouble: Mutex<Option<String>>,
 }
@@ -141,13 +142,14 @@ impl Access {
         }
         let verifier = Arc::new(Verifier::new(origin.clone(), records, revocations.clone(), issuers));
         let this = Arc::new(Self {
-            records: sql,
+            records: sql.clone(),
             revocations,
             verifier,
             signer,
             origin,
             shared: shared.clone(),
-            has_bootstrap: config.admin.bootstrap_token.is_some(),
+            bootstrap: config.admin.bootstrap_token.as_ref().map(|secret| token::hash(secret.expose())),
+            trail: Arc::new(AuditTrail::new(sql)),
             is_prepared: AtomicBool::new(false),
             trouble: Mutex::default(),
         });
@@ -184,7 +186,7 @@ impl Access {
     /// Where there is no admin token at all, one is made and shown once.
     async fn let_first_administrator_in(&self) -> anyhow::Result<()> {
         let now = Utc::now();
-        if self.has_bootstrap || self.records.has_token(TokenKind::Admin, "", now).await? {
+        if self.bootstrap.is_some() || self.records.has_token(TokenKind::Admin, "", now).await? {
             return Ok(());
         }
         let is_first = self.shared.claims.claim("bootstrap", Duration::from_secs(60)).await;
@@ -241,6 +243,20 @@ impl Access {
     /// The issuer of tokens and the URL that clients know, if clients can log in by themselves.
     pub fn origin(&self) -> Option<&Origin> {
         self.origin.as_ref()
+    }
+
+    /// The API for operators.
+    pub fn admin_api(self: &Arc<Self>) -> Router {
+        let this = self.clone();
+        drawbridge_admin::api::routes(Api {
+            admission: Admission::Credentials { verifier: self.verifier.clone(), bootstrap: self.bootstrap },
+            records: self.records.clone(),
+            revocations: self.revocations.clone(),
+            trail: self.trail.clone(),
+            claims: self.shared.claims.clone(),
+            limiter: self.shared.limiter.clone(),
+            trouble: Arc::new(move || this.trouble()),
+        })
     }
 
     /// What is answered at paths where there is no MCP.

@@ -4,8 +4,10 @@ use std::collections::HashMap;
 use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::time::Duration;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use url::Url;
 
 use crate::config::{AuthMode, Inputs, Overrides, Secret};
 
@@ -27,6 +29,10 @@ pub enum Command {
     Serve(ServeArgs),
     /// Validate a configuration; exits with 0, or with 2 and what to change where.
     Check(CheckArgs),
+    /// Bring the database up to date.
+    Migrate(MigrateArgs),
+    /// Make, list, revoke and rotate tokens, through the admin API of a gateway or in the database itself.
+    Token(TokenArgs),
     /// Run the demo backend alone: an MCP server that shows every feature.
     DemoServer(DemoServerArgs),
     /// Run a command and end all its descendants when standard input closes.
@@ -111,6 +117,172 @@ impl CheckArgs {
     }
 }
 
+/// Arguments of `migrate`.
+#[derive(Debug, Args)]
+pub struct MigrateArgs {
+    /// The configuration file that names the database.
+    #[arg(long, value_name = "FILE", env = "DRAWBRIDGE_CONFIG")]
+    pub config: Option<PathBuf>,
+    /// The database itself: postgres://USER:PASSWORD@HOST/NAME or sqlite:FILE.
+    #[arg(long, value_name = "URL", env = "DRAWBRIDGE_DATABASE", hide_env_values = true, value_parser = secret)]
+    pub database: Option<Secret>,
+    /// Change nothing: exit with 1 and name what is missing, or exit with 0.
+    #[arg(long)]
+    pub check: bool,
+}
+
+impl MigrateArgs {
+    /// What to load, in the environment `env`.
+    pub fn inputs(self, env: HashMap<String, String>) -> Inputs {
+        let overrides = Overrides { database: self.database, ..Overrides::default() };
+        Inputs { config: self.config, mcp_servers: None, env, overrides }
+    }
+}
+
+/// Arguments of `token`.
+#[derive(Debug, Args)]
+pub struct TokenArgs {
+    /// Where tokens are.
+    #[command(flatten)]
+    pub at: AdminArgs,
+    /// What to do.
+    #[command(subcommand)]
+    pub command: TokenCommand,
+}
+
+/// Where the admin API is.
+#[derive(Debug, Args)]
+pub struct AdminArgs {
+    /// The operators' listener of a gateway. The token that it takes is in the variable `DRAWBRIDGE_ADMIN_TOKEN`, or in a
+    /// file.
+    #[arg(
+        long,
+        value_name = "URL",
+        env = "DRAWBRIDGE_ADMIN_URL",
+        default_value = "http://127.0.0.1:9090",
+        global = true
+    )]
+    pub admin_url: Url,
+    /// A file with an admin token.
+    #[arg(long, value_name = "FILE", env = "DRAWBRIDGE_ADMIN_TOKEN_FILE", global = true)]
+    pub admin_token_file: Option<PathBuf>,
+    /// Work on the database itself, where no gateway can be reached: postgres://USER:PASSWORD@HOST/NAME or sqlite:FILE.
+    #[arg(long, value_name = "URL", value_parser = secret, global = true)]
+    pub database: Option<Secret>,
+}
+
+/// What can be done with tokens.
+#[derive(Debug, Subcommand)]
+pub enum TokenCommand {
+    /// Make a token, and print its secret this once.
+    Create(CreateArgs),
+    /// List tokens, without their secrets.
+    List(ListArgs),
+    /// Revoke a token: all instances refuse it within a second.
+    Revoke(RevokeArgs),
+    /// Replace a token by one that may the same, and print the new one's secret this once.
+    Rotate(RotateArgs),
+}
+
+/// What a token is good for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Kind {
+    /// Acts as a user at MCP endpoints.
+    Personal,
+    /// Acts as a service at MCP endpoints.
+    Service,
+    /// For the admin API alone.
+    Admin,
+}
+
+impl Kind {
+    /// As the admin API names it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Personal => "personal",
+            Self::Service => "service",
+            Self::Admin => "admin",
+        }
+    }
+}
+
+/// Arguments of `token create`.
+#[derive(Debug, Args)]
+pub struct CreateArgs {
+    /// What it is to be good for.
+    #[arg(long, value_enum)]
+    pub kind: Kind,
+    /// What people call it.
+    #[arg(long)]
+    pub name: String,
+    /// The user whom a personal token acts as: an id, or the subject of a user that was made here.
+    #[arg(long, value_name = "SUBJECT|ID")]
+    pub owner: Option<String>,
+    /// Make the user if there is none.
+    #[arg(long, requires = "owner")]
+    pub create_owner: bool,
+    /// The service that a service token acts as.
+    #[arg(long, value_name = "NAME")]
+    pub service: Option<String>,
+    /// What it may do [default: mcp:read,mcp:write; an admin token needs some of admin:read, admin:tokens, admin:*].
+    #[arg(long, value_delimiter = ',')]
+    pub scopes: Vec<String>,
+    /// At which endpoints; * for all [default: the default endpoint].
+    #[arg(long, value_delimiter = ',')]
+    pub endpoints: Vec<String>,
+    /// From which networks, such as 192.0.2.0/24 [default: all].
+    #[arg(long, value_delimiter = ',')]
+    pub networks: Vec<String>,
+    /// The groups of a service.
+    #[arg(long, value_delimiter = ',')]
+    pub groups: Vec<String>,
+    /// For how long, such as 30d; a service token can be good for ever: never [default: 90d].
+    #[arg(long, value_name = "TIME")]
+    pub expires_in: Option<String>,
+    /// Print all about it as JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Arguments of `token list`.
+#[derive(Debug, Args)]
+pub struct ListArgs {
+    /// Only those of this user: an id, or a subject.
+    #[arg(long, value_name = "SUBJECT|ID")]
+    pub owner: Option<String>,
+    /// Only those of this kind.
+    #[arg(long, value_enum)]
+    pub kind: Option<Kind>,
+    /// Only those that are in one of these states: active, expired, revoked.
+    #[arg(long, value_delimiter = ',', value_parser = ["active", "expired", "revoked"])]
+    pub status: Vec<String>,
+    /// Print all about them as JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Arguments of `token revoke`.
+#[derive(Debug, Args)]
+pub struct RevokeArgs {
+    /// The token's id, or its secret.
+    #[arg(value_name = "ID|SECRET")]
+    pub token: String,
+}
+
+/// Arguments of `token rotate`.
+#[derive(Debug, Args)]
+pub struct RotateArgs {
+    /// The token's id.
+    #[arg(value_name = "ID")]
+    pub id: String,
+    /// For how long the old one is good beside the new one [default: 1h].
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    pub overlap: Option<Duration>,
+    /// Print all about the new one as JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
 /// Arguments of `demo-server`.
 #[derive(Debug, Args)]
 pub struct DemoServerArgs {
@@ -176,6 +348,22 @@ mod tests {
             let variable = format!("DRAWBRIDGE_{}", flag.replace('-', "_").to_uppercase());
             assert_eq!(argument.get_env().and_then(|env| env.to_str()), Some(variable.as_str()), "--{flag}");
         }
+    }
+
+    #[test]
+    fn tokens_are_managed_here_or_there() {
+        let line = "drawbridge token create --kind personal --owner alice --name laptop --scopes mcp:read,mcp:write \
+                    --endpoints a,b --networks 10.0.0.0/8 --expires-in 90d --admin-url http://127.0.0.1:9090";
+        assert!(matches!(parse(line), Ok(Command::Token(_))));
+        let line = "drawbridge token rotate --database postgres://a:hunter2@b x --overlap 1h";
+        let Ok(token) = parse(line) else { panic!("refused") };
+        assert!(!format!("{token:?}").contains("hunter2"));
+        assert!(parse("drawbridge token list --status dead").is_err());
+        assert!(parse("drawbridge token revoke").is_err());
+        assert!(matches!(
+            parse("drawbridge migrate --check --database sqlite:a.db"),
+            Ok(Command::Migrate(_))
+        ));
     }
 
     #[test]

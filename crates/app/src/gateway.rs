@@ -118,7 +118,8 @@ impl Gateway {
         gateway.wired.metrics.configuration.is_applied();
         let status = gateway.status.clone();
         let for_operators = drawbridge_admin::config::routes(Arc::new(move || status.read()));
-        gateway.serve_probes(admin, for_operators)?;
+        let api = gateway.access.as_ref().map_or_else(drawbridge_admin::api::absent, Access::admin_api);
+        gateway.serve_probes(admin, for_operators.merge(api))?;
         if let Some(listener) = probes {
             gateway.probes = Some(listener.local_addr()?);
             gateway.serve_probes(listener, Router::new())?;
@@ -135,6 +136,7 @@ impl Gateway {
         let exporter = Exporter::new(self.wired.metrics.clone(), Arc::new(move || wired.gauges()));
         let routes = drawbridge_admin::probes(self.work.clients.clone(), self.reasons());
         let routes = routes.merge(exporter.routes()).merge(more);
+        let routes = routes.into_make_service_with_connect_info::<SocketAddr>();
         // Probes are answered while the gateway drains, so that its not being ready can be seen.
         self.operators.spawn("probes", async move {
             let served = axum::serve(listener, routes).await;

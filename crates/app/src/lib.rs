@@ -2,15 +2,17 @@
 //!
 //! [`config`] reads what the operator wrote, [`wiring`] makes backends, endpoints and faces of it, [`gateway`]
 //! runs them on one runtime per core and ends them in order. [`live`] goes from one configuration to the next, [`reload`]
-//! says when. The binary only picks a subcommand.
+//! says when. [`operator`] has the commands that manage a gateway. The binary only picks a subcommand.
 
 pub mod access;
 pub mod cli;
 pub mod config;
 mod fetch;
 pub mod gateway;
+pub mod hardening;
 pub mod listener;
 pub mod live;
+pub mod operator;
 pub mod quickstart;
 pub mod reload;
 pub mod seal_key;

@@ -8,7 +8,8 @@ use clap::Parser as _;
 use drawbridge_app::cli::{CheckArgs, Cli, Command, DemoServerArgs, QuickstartArgs, ServeArgs};
 use drawbridge_app::config::{self, Inputs, Loaded};
 use drawbridge_app::gateway::Gateway;
-use drawbridge_app::{quickstart, telemetry};
+use drawbridge_app::operator::{self, Said};
+use drawbridge_app::{hardening, quickstart, telemetry};
 use drawbridge_upstream::process::{GuardCommand, guard};
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -22,6 +23,8 @@ fn main() -> ExitCode {
         Command::Quickstart(args) => run(quickstart(args)),
         Command::Serve(args) => run(serve(args)),
         Command::Check(args) => return check(args),
+        Command::Migrate(args) => run(tell(operator::migrate(args, environment()))),
+        Command::Token(args) => run(async { tell(operator::token(args, &environment())).await }),
         Command::DemoServer(args) => run(demo_server(args)),
         Command::Guard(_) => Ok(()),
     };
@@ -67,7 +70,23 @@ fn load(inputs: &Inputs) -> anyhow::Result<Loaded> {
     Ok(loaded)
 }
 
+/// Says what a command has to say.
+async fn tell(command: impl Future<Output = anyhow::Result<Said>>) -> anyhow::Result<()> {
+    let said = command.await?;
+    let _ = std::io::stderr().write_all(said.notes.as_bytes());
+    std::io::stdout().write_all(said.result.as_bytes())?;
+    Ok(())
+}
+
+/// Secrets of callers and backends are in memory.
+fn keep_memory_private() {
+    if let Err(error) = hardening::forbid_core_dumps() {
+        tracing::warn!("core dumps of this process can't be forbidden: {error}");
+    }
+}
+
 async fn serve(args: ServeArgs) -> anyhow::Result<()> {
+    keep_memory_private();
     let inputs = args.inputs(environment());
     let Loaded { config, files, .. } = load(&inputs)?;
     if config.backends.is_empty() {
@@ -105,6 +124,7 @@ async fn until_stopped(gateway: Gateway) -> anyhow::Result<()> {
 }
 
 async fn quickstart(args: QuickstartArgs) -> anyhow::Result<()> {
+    keep_memory_private();
     let started = quickstart::start(&args).await?;
     announce(&started.gateway);
     say(&quickstart::settings(started.gateway.public));

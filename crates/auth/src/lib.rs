@@ -5,6 +5,7 @@
 use drawbridge_core::seal::{KeyRing, Purpose, SealKey};
 use sha2::{Digest as _, Sha256};
 
+pub mod audit;
 pub mod challenge;
 pub mod fetch;
 pub mod id_token;

@@ -353,6 +353,8 @@ pub trait Records: Send + Sync {
     async fn enter_user(&self, id_if_new: &str, claims: &UserClaims, now: Time) -> Result<User>;
     /// A user.
     async fn user(&self, id: &str) -> Result<Option<User>>;
+    /// The user that an issuer means.
+    async fn user_of(&self, issuer: &str, subject: &str) -> Result<Option<User>>;
     /// Users.
     async fn users(&self, page: &PageRequest) -> Result<Page<User>>;
     /// Disables a user, or enables one again. Counts the version up if that changes something; returns the user as

@@ -1,8 +1,9 @@
 //! What may be revoked, how that is told, and who is to hear of it.
 //!
 //! The database is the authority: what is revoked is written there first. Instances hear of it by the log that they
-//! share, in a moment; an instance that can't hear the log reads the database instead, every [`READ_EVERY`]. So what
-//! was revoked is refused everywhere within a second, and whether that is so is known ([`Revocations::is_current`]).
+//! share, in a moment; an instance that can't hear the log reads the database instead, every [`READ_EVERY`], and one that
+//! can does so a little less often, for what was revoked in the database alone. So what was revoked is refused everywhere
+//! within a second, and whether that is so is known ([`Revocations::is_current`]).
 //! The check itself is a look-up in memory.
 
 use std::collections::HashMap;
@@ -23,8 +24,8 @@ use crate::records::{Records, RecordsError, Revocation, Time};
 
 /// How often the database is read while the log can't be heard.
 pub const READ_EVERY: Duration = Duration::from_millis(300);
-/// All is read this often even if the log is heard.
-const READ_ALL_EVERY: Duration = Duration::from_secs(60);
+/// And while it is heard: who works on the database itself tells the log nothing.
+const READ_BESIDE_EVERY: Duration = Duration::from_millis(500);
 /// What was read is current for so long.
 const CURRENT: Duration = Duration::from_secs(1);
 /// Clocks of instances may differ by this much, so that more is read again than seems needed.
@@ -244,7 +245,7 @@ impl Revocations {
                 let is_deaf = !this.log.is_current();
                 // Once more after the log is heard again: what was lost with it is only in the database.
                 let needed = is_deaf || was_deaf || !this.has_read_all.load(Ordering::Acquire);
-                if needed || !this.was_read_within(READ_ALL_EVERY) {
+                if needed || !this.was_read_within(READ_BESIDE_EVERY) {
                     match this.read().await {
                         Ok(()) => was_deaf = is_deaf,
                         Err(why) => {

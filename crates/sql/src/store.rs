@@ -80,6 +80,10 @@ impl Records for SqlRecords {
         self.pools.read(async |c| users::find(c, id).await).await
     }
 
+    async fn user_of(&self, issuer: &str, subject: &str) -> Result<Option<User>> {
+        self.pools.read(async |c| users::find_by_subject(c, issuer, subject).await).await
+    }
+
     async fn users(&self, page: &PageRequest) -> Result<Page<User>> {
         self.pools.read(async |c| users::page(c, page).await).await
     }

@@ -83,6 +83,18 @@ pub(crate) async fn find(connection: &mut AnyConnection, id: &str) -> sqlx::Resu
     one(&found.bind(id).fetch_all(connection).await?)
 }
 
+pub(crate) async fn find_by_subject(
+    connection: &mut AnyConnection,
+    issuer: &str,
+    subject: &str,
+) -> sqlx::Result<Option<User>> {
+    if !may_exist(issuer) || !may_exist(subject) {
+        return Ok(None);
+    }
+    let found = query(concat!("select ", columns!(""), " from users where issuer = $1 and subject = $2"));
+    one(&found.bind(issuer).bind(subject).fetch_all(connection).await?)
+}
+
 pub(crate) async fn page(connection: &mut AnyConnection, page: &PageRequest) -> sqlx::Result<Page<User>> {
     let list = List::of(columns!(""), "users");
     list.page(connection, page, |row| read(&mut Columns::of(row)), |user| &user.id).await

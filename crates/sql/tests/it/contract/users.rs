@@ -27,8 +27,13 @@ pub(super) async fn whoever_comes_again_is_the_same_user(f: &Fixture) {
     let other = UserClaims { issuer: "local".to_owned(), ..told };
     assert_eq!(r.enter_user("u4", &other, at(40)).await.unwrap().id, "u4");
     let kept = f.b.user("u1").await.unwrap().unwrap();
-    assert_eq!((kept.version, kept.groups), (3, set(&[])));
+    assert_eq!((kept.version, &kept.groups), (3, &set(&[])));
     assert_eq!(f.b.user("u\0").await.unwrap(), None);
+    assert_eq!(f.b.user_of(&kept.issuer, "sub").await.unwrap(), Some(kept.clone()));
+    assert_eq!(f.b.user_of("local", "sub").await.unwrap().map(|user| user.id).as_deref(), Some("u4"));
+    for (issuer, subject) in [(kept.issuer.as_str(), "su"), ("nobody", "sub"), ("local", "s\0")] {
+        assert_eq!(f.b.user_of(issuer, subject).await.unwrap(), None);
+    }
 }
 
 pub(super) async fn many_who_come_at_once_are_one_user(f: &Fixture) {

@@ -1,0 +1,55 @@
+//! What the audit trail says.
+
+use drawbridge_auth::audit::hash;
+use drawbridge_auth::records::Records as _;
+use serde_json::{Value, json};
+
+use super::world::World;
+
+#[tokio::test]
+async fn all_that_changes_something_is_written_down_in_one_chain() {
+    let world = World::new().await;
+    let alice = world.user("alice").await;
+    let (id, secret) = world.personal(&alice).await;
+    world.post(&format!("/admin/v1/tokens/{id}/rotate"), json!({})).await.expect(201);
+    world.ask("DELETE", &format!("/admin/v1/tokens/{id}"), None).await;
+    world.ask("POST", &format!("/admin/v1/users/{alice}/disable"), None).await.expect(200);
+    world.get("/admin/v1/tokens").await.expect(200);
+
+    let trail = world.get("/admin/v1/audit").await;
+    assert!(!trail.text().contains(&secret));
+    let trail = trail.expect(200);
+    let items = trail["items"].as_array().unwrap();
+    let actions: Vec<&str> = items.iter().map(|item| item["action"].as_str().unwrap()).collect();
+    assert_eq!(actions, ["user.create", "token.create", "token.rotate", "token.revoke", "user.disable"]);
+    assert!(items.iter().all(|item| item["actor"].as_str().unwrap().starts_with("token:")));
+
+    let entries = world.records.audit(None, 100).await.unwrap().items;
+    let mut before = String::new();
+    for (number, entry) in (1..).zip(&entries) {
+        assert_eq!((entry.number, &entry.chain), (number, &entries[0].chain));
+        assert_eq!(entry.hash, hash(&before, entry));
+        before.clone_from(&entry.hash);
+    }
+}
+
+#[tokio::test]
+async fn the_trail_comes_in_parts_and_in_lines() {
+    let world = World::new().await;
+    for subject in ["a", "b", "c"] {
+        world.user(subject).await;
+    }
+    let part = world.get("/admin/v1/audit?limit=2").await.expect(200);
+    assert_eq!(part["items"].as_array().unwrap().len(), 2);
+    let path = format!("/admin/v1/audit?limit=2&cursor={}", part["next"].as_str().unwrap());
+    let rest = world.get(&path).await.expect(200);
+    assert_eq!(rest["items"].as_array().unwrap().len(), 1);
+    assert_eq!(rest["next"], Value::Null);
+
+    let headers = [("accept", "application/x-ndjson")];
+    let lines = world.ask_as(&world.admin, "GET", "/admin/v1/audit?limit=2", &headers, None).await;
+    assert_eq!(lines.header("content-type"), "application/x-ndjson");
+    assert_eq!(lines.header("x-next-cursor"), part["next"].as_str().unwrap());
+    let read: Vec<Value> = lines.text().lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(Value::from(read), part["items"]);
+}
