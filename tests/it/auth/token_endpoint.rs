@@ -22,13 +22,13 @@ async fn t78_a_code_is_good_once_and_ends_its_grant_if_it_comes_again() {
     let world = World::several(2).await;
     let client_id = world.register().await;
     let code_ = code(&world, &client_id).await;
+    let begun = std::time::Instant::now();
     let given = world.redeem(0, &client_id, &code_).await.json().await;
     let access = given["access_token"].as_str().unwrap();
     for number in 0..2 {
         assert_eq!(world.status(number, "/mcp", access).await, 200);
     }
     // Within two seconds it is a proxy that tried again, later it is a thief.
-    let begun = std::time::Instant::now();
     eventually(PATIENCE, async || {
         let again = oauth_error(world.redeem(1, &client_id, &code_).await).await;
         assert_eq!(again, (400, "invalid_grant".to_owned()));
