@@ -58,8 +58,8 @@ for part in "$@"; do
       npmi suite @modelcontextprotocol/conformance@0.2.0-alpha.12
       own everything-server; own conformance-client ;;
     clients)
-      npmi ts1 @modelcontextprotocol/sdk@1.32.2; put ts1 "$here/clients/probe_ts1.mjs" "$here/clients/features.mjs"
-      npmi ts2 @modelcontextprotocol/client@2.4.0; put ts2 "$here/clients/probe_ts2.mjs" "$here/clients/features.mjs"
+      npmi ts1 @modelcontextprotocol/sdk@1.32.2; put ts1 "$here/clients/probe_ts1.mjs" "$here/clients/features.mjs" "$here/clients/login_ts.mjs"
+      npmi ts2 @modelcontextprotocol/client@2.4.0; put ts2 "$here/clients/probe_ts2.mjs" "$here/clients/features.mjs" "$here/clients/login_ts.mjs"
       npmi inspector @modelcontextprotocol/inspector@2.12.0
       npmi mcp-remote mcp-remote@0.15.1
       venv py1 mcp==1.30.0; venv py2 mcp==2.3.0; venv fastmcp fastmcp==4.2.3 ;;
