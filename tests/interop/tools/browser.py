@@ -39,7 +39,7 @@ def step(method, url, form=None):
             r = c.getresponse(); text = r.read().decode("utf-8", "replace")
             break
         except ConnectionRefusedError:
-            if tries == 39: raise
+            if tries == 39: sys.exit(f"nobody listens at {at.netloc}")
             time.sleep(.25)
     for cookie in r.headers.get_all("set-cookie") or []:
         name, _, value = cookie.split(";")[0].partition("=")
