@@ -21,8 +21,8 @@ class Forms(html.parser.HTMLParser):
         self.feed(text)
     def handle_starttag(self, tag, attrs):
         attrs = dict(attrs)
-        if tag == "form": self.action = attrs.get("action", "")
-        if self.action is not None and tag in ("input", "button") and "name" in attrs: self.fields.append((tag, attrs))
+        if tag == "form" and not any(f["name"] in ("token", "decision") for _, f in self.fields): self.action, self.fields = attrs.get("action", ""), []
+        if self.action is not None and tag in ("input", "button") and "name" in attrs and "form" not in attrs: self.fields.append((tag, attrs))
     def handle_data(self, data): self.text += data
 
 
