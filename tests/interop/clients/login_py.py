@@ -2,6 +2,7 @@
 
 [AGAIN=SECONDS] python login_py.py URL TOOL
 With AGAIN it calls once more after that time, when its access token is over: it has to refresh by itself.
+With TOKEN it does not log in, and sends that.
 Prints one line of JSON; code 1 where that did not work.
 """
 import asyncio, importlib.metadata, json, logging, os, subprocess, sys, urllib.parse, warnings
@@ -44,7 +45,8 @@ async def main():
 
     metadata = OAuthClientMetadata(client_name="login_py " + ("2" if is_new else "1"), redirect_uris=[to], grant_types=["authorization_code", "refresh_token"], response_types=["code"], token_endpoint_auth_method="none")
     storage = Storage()
-    auth = OAuthClientProvider(server_url=url, client_metadata=metadata, storage=storage, redirect_handler=redirect, callback_handler=answer)
+    bearer = os.environ.get("TOKEN")
+    how = dict(headers={"authorization": f"Bearer {bearer}"}) if bearer else dict(auth=OAuthClientProvider(server_url=url, client_metadata=metadata, storage=storage, redirect_handler=redirect, callback_handler=answer))
 
     async def use(list_tools, call_tool):
         out["tools"] = len((await list_tools()).tools)
@@ -59,17 +61,17 @@ async def main():
     if is_new:
         import httpx2
         from mcp import Client
-        async with httpx2.AsyncClient(auth=auth, timeout=30) as http, Client(streamable_http_client(url, http_client=http)) as c:
+        async with httpx2.AsyncClient(**how, timeout=30) as http, Client(streamable_http_client(url, http_client=http)) as c:
             out["version"] = c.protocol_version
             await use(c.list_tools, c.call_tool)
     else:
         import httpx
         from mcp import ClientSession
-        async with httpx.AsyncClient(auth=auth, timeout=30, follow_redirects=True) as http, streamable_http_client(url, http_client=http) as (r, w, _), ClientSession(r, w) as c:
+        async with httpx.AsyncClient(**how, timeout=30, follow_redirects=True) as http, streamable_http_client(url, http_client=http) as (r, w, _), ClientSession(r, w) as c:
             out["version"] = (await c.initialize()).protocolVersion
             await use(c.list_tools, c.call_tool)
-    if len(opened) != 1: raise RuntimeError(f"the browser was opened {len(opened)} times")
-    out["scope"] = storage.tokens.scope; out["ok"] = True
+    if len(opened) != (0 if bearer else 1): raise RuntimeError(f"the browser was opened {len(opened)} times")
+    out["scope"] = storage.tokens and storage.tokens.scope; out["ok"] = True
     server.close()
 
 

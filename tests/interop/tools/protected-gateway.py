@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Starts a gateway that asks callers who they are (`auth.mode: embedded`), with a user, on loopback. Standard library only.
 
-protected-gateway.py [--auth JSON] [--public JSON] [--dir DIR] [--port N] NAME=URL ...
-Prints one JSON line once it is ready: {"url": endpoint of the first backend or /mcp, "public": ..., "admin": ..., "pid": ..., "token": what
-its user signs in with, "data": ...}. --auth and --public are merged into those sections. DRAWBRIDGE names the binary;
+protected-gateway.py [--auth JSON] [--public JSON] [--scopes login] [--dir DIR] [--port N] NAME=URL ...
+Prints one JSON line once it is ready: {"url": endpoint of the first backend or /mcp, "public": ..., "admin": ..., "pid": ..., "token": one
+of its user with these scopes, "data": ...}. --auth and --public are merged into those sections. DRAWBRIDGE names the binary;
 LOG=FILE keeps its output. With --dir DIR and --port N of an earlier one it is that one, started again.
 The gateway ends with this program, on a signal or when its parent dies, and this program with the gateway.
 """
@@ -36,7 +36,7 @@ def main():
     if os.getppid() != parent: return
     a = argparse.ArgumentParser()
     a.add_argument("--auth", type=json.loads, default={}); a.add_argument("--public", type=json.loads, default={})
-    a.add_argument("--dir"); a.add_argument("--port", type=int); a.add_argument("backends", nargs="+")
+    a.add_argument("--scopes", default="login"); a.add_argument("--dir"); a.add_argument("--port", type=int); a.add_argument("backends", nargs="+")
     o = a.parse_args()
     tmp = o.dir or tempfile.mkdtemp(prefix="gateway-")
     os.makedirs(tmp, exist_ok=True)
@@ -56,7 +56,7 @@ def main():
         if m := re.match(r"listening (public|admin)=(\S+)", re.sub(r"\x1b\[[0-9;]*m", "", line)): at[m[1]] = m[2]
         if len(at) == 2:
             ready = True
-            token = subprocess.run([sys.executable, HERE / "sign-in-token.py", os.path.join(data, "drawbridge.db")], capture_output=True, text=True, check=True).stdout.strip()
+            token = subprocess.run([sys.executable, HERE / "sign-in-token.py", os.path.join(data, "drawbridge.db"), "--scopes", o.scopes], capture_output=True, text=True, check=True).stdout.strip()
             print(json.dumps({"url": f"http://localhost:{port}/mcp", "public": f"http://localhost:{port}", "admin": at["admin"], "pid": p.pid, "token": token, "data": data}), flush=True)
     code = p.wait()
     if not o.dir: shutil.rmtree(tmp, ignore_errors=True)
