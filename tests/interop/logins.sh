@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
 # Real clients log in by themselves, with no stored token: 401 and its challenge, metadata of the resource and of the
 # authorization server, registration, PKCE, the browser, the code, then list the tools and call one.
-#   logins.sh [NAME ...]      ts1 ts2 py1 py2 fastmcp inspector mcp-remote, and codex claude where they are installed
+#   logins.sh [NAME ...]      ts1 ts2 py1 py2 fastmcp inspector mcp-remote, and codex claude gemini where installed
 #   REFRESH=1 logins.sh       access tokens of 5 s, and a call after 40: the SDKs (the first five) have to refresh by themselves.
 #                             Some do before the end of a token, some after a 401, which comes 30 s later: clocks may differ
 #   BEARER=1 logins.sh        nobody logs in: each client has an issued token, in `auth.mode: tokens`
 #   LOG=FILE keeps the gateway's output, OUT=DIR the steps of the browser
 # tools/browser.py is the person: it signs in and consents on the gateway's own pages. One line per client; the last is
-# 'N passed, N failed, N skipped'. codex and claude need no account for this; what they can't do without one isn't asked.
+# 'N passed, N failed, N skipped'. codex, claude and gemini need no account for this: a
+# scripted model calls the tool.
 set -uo pipefail
 . "$(dirname "$0")/lib.sh"
 "$here/install.sh" clients >/dev/null || exit 1
@@ -16,6 +17,7 @@ tool=whoami
 start backend node "$CONF/everything-server/server.mjs" --quiet; backend=$url
 auth='{}'; [ -z "${REFRESH:-}" ] || { auth='{"access_token_ttl":"5s"}'; export AGAIN=40; }
 scopes=login; [ -z "${BEARER:-}" ] || { auth='{"mode":"tokens"}'; scopes='mcp:read mcp:write'; }
+start model node "$here/tools/mock-model.mjs" --tool "gw.*$tool" --args '{}'; model=$url # so that agents call the tool without an account
 start gateway python3 "$here/tools/protected-gateway.py" --auth "$auth" --scopes "$scopes" everything="$backend"
 token=$(sed -n 's/.*"token": *"\([^"]*\)".*/\1/p' "$tmp/gateway.out")
 [ -z "${BEARER:-}" ] || export TOKEN=$token
@@ -29,7 +31,7 @@ for b in x-www-browser www-browser sensible-browser; do ln -s xdg-open "$tmp/bin
 export BROWSER=$tmp/bin/xdg-open
 if [ $# = 0 ]; then
   set -- ts1 ts2 py1 py2 fastmcp
-  [ -n "${REFRESH:-}" ] || set -- "$@" inspector mcp-remote codex claude
+  [ -n "${REFRESH:-}" ] || set -- "$@" inspector mcp-remote codex claude gemini
 fi
 bare() { env -i PATH="$tmp/bin:$n22:/usr/bin:/bin" LANG=C.UTF-8 TERM=xterm BROWSER="$BROWSER" ${AGAIN:+AGAIN="$AGAIN"} ${TOKEN:+TOKEN="$TOKEN"} HOME="$tmp/home-$name" "$@"; }
 plain() { sed 's/\x1b\[[0-9;?]*[a-zA-Z]//g'; }
@@ -55,7 +57,15 @@ one() {
       [ -z "${TOKEN:-}" ] || header=(--header "Authorization: Bearer $TOKEN")
       bare "$c" mcp add --transport http gw "$url" "${header[@]}" >/dev/null
       [ -n "${TOKEN:-}" ] || bare DISPLAY=:0 timeout 60 script -qec "'$c' mcp login gw" /dev/null < <(sleep 20) 2>&1 | plain | grep -a Authenticated
-      bare timeout 60 "$c" mcp list 2>&1 | grep -a Connected ;;
+      bare timeout 60 "$c" mcp list 2>&1 | grep -a Connected || return 1
+      bare ANTHROPIC_BASE_URL="$model" ANTHROPIC_API_KEY=none ENABLE_TOOL_SEARCH=false CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC=1 \
+        timeout 60 "$c" -p go --allowedTools "mcp__gw__$tool" </dev/null 2>&1 | tee "$tmp/claude" && ! grep -q 'NO TOOL' "$tmp/claude" ;;
+    gemini)
+      local h=''
+      [ -z "${TOKEN:-}" ] || h=',"headers":{"Authorization":"Bearer $TOKEN"}'
+      mkdir -p "$HOME_DIR/.gemini"
+      echo "{\"mcpServers\":{\"gw\":{\"httpUrl\":\"$url\",\"trust\":true${h:-,\"oauth\":{\"enabled\":true\}}}},\"security\":{\"auth\":{\"selectedType\":\"gemini-api-key\"}}}" >"$HOME_DIR/.gemini/settings.json"
+      bare GEMINI_API_KEY=none GOOGLE_GEMINI_BASE_URL="$model" GEMINI_CLI_TRUST_WORKSPACE=true timeout 90 "$CONF/gemini/node_modules/.bin/gemini" -m gemini-2.5-flash -p go --approval-mode yolo --skip-trust < <(yes Y | head -n 20; sleep 20) 2>&1 | tee "$out/gemini.log" | grep -a RESULT ;;
     *) echo "unknown client"; return 1 ;;
   esac
 }
