@@ -117,7 +117,7 @@ try {
   const k = await person();
   await k.goto(ask());
   const focused = () => k.evaluate(() => { const e = document.activeElement; return e.id || e.value || e.tagName; });
-  check('the field has the focus at once', await focused() === 'token', await focused());
+  check('the field has the focus at once', await k.waitForFunction(() => document.activeElement?.id === 'token', null, { timeout: 5000 }).catch(() => false));
   await k.keyboard.type(about.token); await k.keyboard.press('Enter');
   await k.waitForSelector('button[value=allow]');
   const order = [];
@@ -142,6 +142,38 @@ try {
   await look(d, 'de-consent');
   await d.goto(ask({ client_id: 'c_unknown' }));
   await look(d, 'de-error');
+
+  // A client that is a web page, from another origin: all that it needs it may read.
+  const w = await person();
+  await w.goto(back);
+  const page = await w.evaluate(async ({ P, back }) => {
+    const said = {}, version = { 'mcp-protocol-version': '2025-11-25' };
+    const post = (headers = {}) => fetch(`${P}/mcp`, { method: 'POST', headers: { 'content-type': 'application/json', accept: 'application/json, text/event-stream', ...headers }, body: JSON.stringify({ jsonrpc: '2.0', id: 1, method: 'initialize', params: { protocolVersion: '2025-11-25', capabilities: {}, clientInfo: { name: 'page', version: '1' } } }) });
+    const first = await post(version);
+    said.status = first.status; said.challenge = first.headers.get('www-authenticate');
+    const resource = await (await fetch(/resource_metadata="([^"]*)"/.exec(said.challenge ?? '')?.[1] ?? `${P}/.well-known/oauth-protected-resource/mcp`, { headers: version })).json();
+    const server = await (await fetch(`${resource.authorization_servers[0]}/.well-known/oauth-authorization-server`, { headers: version })).json();
+    said.resource = resource.resource; said.issuer = server.issuer;
+    said.client = (await (await fetch(server.registration_endpoint, { method: 'POST', headers: { 'content-type': 'application/json' }, body: JSON.stringify({ client_name: 'A page', redirect_uris: [back] }) })).json()).client_id;
+    return { ...said, token_endpoint: server.token_endpoint };
+  }, { P, back }).catch(e => ({ error: String(e) }));
+  check('a web page of another origin reads challenge and metadata, and registers', page.status === 401 && page.challenge?.includes('resource_metadata') && page.resource === `${P}/mcp` && page.issuer === P && page.client?.startsWith('c_'), page);
+  await w.goto(ask({ client_id: page.client }));
+  await w.fill('#token', about.token); await w.click('button[type=submit]'); await w.click('button[value=allow]');
+  got = await arrived(w);
+  const used = await w.evaluate(async ({ P, back, page, code, verifier }) => {
+    const t = await (await fetch(page.token_endpoint, { method: 'POST', body: new URLSearchParams({ grant_type: 'authorization_code', client_id: page.client, code, redirect_uri: back, code_verifier: verifier }) })).json();
+    const send = (body, more = {}) => fetch(`${P}/mcp`, { method: 'POST', headers: { authorization: `Bearer ${t.access_token}`, 'content-type': 'application/json', accept: 'application/json, text/event-stream', ...more }, body: JSON.stringify(body) });
+    const hello = await send({ jsonrpc: '2.0', id: 1, method: 'initialize', params: { protocolVersion: '2025-11-25', capabilities: {}, clientInfo: { name: 'page', version: '1' } } });
+    const session = hello.headers.get('mcp-session-id');
+    const list = await send({ jsonrpc: '2.0', id: 2, method: 'tools/list', params: {} }, { 'mcp-session-id': session, 'mcp-protocol-version': '2025-11-25', 'last-event-id': 'x' });
+    const meta = { 'io.modelcontextprotocol/protocolVersion': '2026-07-28', 'io.modelcontextprotocol/clientInfo': { name: 'page', version: '1' }, 'io.modelcontextprotocol/clientCapabilities': {} };
+    const modern = await send({ jsonrpc: '2.0', id: 3, method: 'tools/list', params: { _meta: meta } }, { 'mcp-protocol-version': '2026-07-28', 'mcp-method': 'tools/list' });
+    return { hello: hello.status, session: !!session, list: list.status, tools: (await list.text()).includes('whoami'), modern: modern.status };
+  }, { P, back, page, code: got.get('code'), verifier }).catch(e => ({ error: String(e) }));
+  check('and gets a token, opens a session and lists tools in both eras', used.hello === 200 && used.session && used.list === 200 && used.tools && used.modern === 200, used);
+  const refused = await w.evaluate(P => fetch(`${P}/token`, { method: 'POST', body: 'grant_type=x' }).then(r => r.json()).then(j => j.error), P);
+  check('an error of the token endpoint is readable too', ['unsupported_grant_type', 'invalid_client', 'invalid_request'].includes(refused), refused);
 
   // Twice as large letters.
   await d.goto(ask({ client_id: elsewhere, redirect_uri: 'https://notes.example/callback' }));

@@ -46,7 +46,13 @@ def main():
         json.dump({"public": {"listen": f"127.0.0.1:{port}", "url": f"http://localhost:{port}", **o.public}, "admin": {"listen": "127.0.0.1:0"}, "data_dir": data,
                    "auth": {"mode": "embedded", **o.auth}, "backends": {name: {"url": url} for name, url in (b.split("=", 1) for b in o.backends)}}, file)
     p = subprocess.Popen([binary(), "serve", "--config", config], cwd=tmp, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, preexec_fn=die_with_parent)
-    for s in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP): signal.signal(s, lambda *_: p.terminate())
+    over = []
+
+    def end(*_):                                            # once: a second signal would cut the drain short
+        if not over: over.append(1); p.terminate(); signal.alarm(45)
+
+    for s in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP): signal.signal(s, end)
+    signal.signal(signal.SIGALRM, lambda *_: (print("the gateway did not end in 45 s", file=sys.stderr), p.kill()))
     log = open(os.environ.get("LOG") or os.path.join(tmp, "log"), "a")
     at, lines, ready = {}, [], False
     for line in p.stdout:                                   # to the end: the pipe must not fill
