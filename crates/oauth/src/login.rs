@@ -35,7 +35,7 @@ impl Inner {
         let Some(provider) = &self.provider else {
             return self.sign_in_page(&sealed, text, false);
         };
-        match provider.begin(self, &sealed).await {
+        match provider.begin(self, &sealed, transaction.asks_for_login).await {
             Ok(url) => pages::redirect(&url),
             Err(why) => {
                 tracing::warn!("the identity provider can't be reached: {why}");
@@ -165,6 +165,11 @@ async fn came_back(
         NotSignedIn::Refused(why) => {
             tracing::warn!("a login was refused: {why}");
             page(StatusCode::BAD_REQUEST, text.provider_failed)
+        }
+        NotSignedIn::Denied => {
+            tracing::info!("the identity provider has denied access");
+            let denied = [("error", "access_denied"), ("error_description", "the login was denied")];
+            Box::new(inner.answer_client(&transaction.redirect_uri, transaction.state.as_deref(), &denied))
         }
     })?;
     let user = inner.enter(&claims).await.map_err(|why| unavailable(&why))?;

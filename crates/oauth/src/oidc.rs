@@ -70,6 +70,8 @@ pub(crate) enum NotSignedIn {
     Unavailable(String),
     /// What it answers is not accepted.
     Refused(String),
+    /// The provider, or the user there, has said no.
+    Denied,
 }
 
 impl From<NotFetched> for NotSignedIn {
@@ -219,8 +221,13 @@ impl Provider {
         Ok(client)
     }
 
-    /// Where the browser goes to log in for a sealed transaction.
-    pub(crate) async fn begin(&self, inner: &Inner, transaction: &str) -> Result<String, NotFetched> {
+    /// Where the browser goes to log in for a sealed transaction. The provider may know who is there; `anew`, it asks.
+    pub(crate) async fn begin(
+        &self,
+        inner: &Inner,
+        transaction: &str,
+        anew: bool,
+    ) -> Result<String, NotFetched> {
         let found = self.discover().await?;
         let (challenge, verifier) = PkceCodeChallenge::new_random_sha256();
         let attempt = Attempt {
@@ -235,12 +242,15 @@ impl Provider {
         let state = inner.ring.seal(Purpose::Authorization, &plain);
         let client = self.client(inner, &found)?;
         let scopes = self.options.scopes.iter().filter(|scope| *scope != "openid").cloned();
-        let (url, _) = client
+        let mut request = client
             .authorize_url(|| CsrfToken::new(state))
             .add_scopes(std::iter::once("openid".to_owned()).chain(scopes).map(Scope::new))
             .add_extra_param("nonce", nonce)
-            .set_pkce_challenge(challenge)
-            .url();
+            .set_pkce_challenge(challenge);
+        if anew {
+            request = request.add_extra_param("prompt", "login");
+        }
+        let (url, _) = request.url();
         Ok(url.into())
     }
 
@@ -261,8 +271,10 @@ impl Provider {
             }
             _ => {}
         }
-        if let Some(error) = form.get("error") {
-            return Err(NotSignedIn::Refused(format!("the provider says {}", printable(error, 100))));
+        match form.get("error") {
+            Some("access_denied") => return Err(NotSignedIn::Denied),
+            Some(error) => return Err(refused(&format!("the provider says {}", printable(error, 100)))),
+            None => {}
         }
         let code = form.get("code").ok_or_else(|| refused("the answer has no code"))?;
         let client = self.client(inner, &found)?;
