@@ -218,3 +218,18 @@ async fn a_second_signal_cuts_the_waiting_short() {
         call.abort();
     }
 }
+
+#[tokio::test]
+async fn a_second_signal_while_requests_are_still_taken_ends_the_gateway_too() {
+    let gate = CancellationToken::new();
+    let backend = waiting(&gate).await;
+    let mut gateway = in_front_of(&backend, "", "drain: { delay: 1h }").await;
+    let session = gateway.session().await;
+    let call = spawn(async move { try_tool(&session, "wait").await });
+    backend.wait_for("tools/call").await;
+    gateway.program.signal(Signal::TERM);
+    eventually(Duration::from_secs(5), async || gateway.program.stderr().contains("draining")).await;
+    gateway.program.signal(Signal::TERM);
+    assert_eq!(gateway.program.ended().await.code(), Some(0));
+    call.abort();
+}

@@ -305,24 +305,22 @@ impl Access {
     /// Looks after all of it until the gateway stops.
     pub fn tend(self: &Arc<Self>, tasks: &Tasks) {
         self.revocations.tend(tasks);
-        let (this, stop) = (self.clone(), tasks.clone());
+        let this = self.clone();
         tasks.spawn("tend records", async move {
-            let work = async {
-                while this.trouble().is_some() {
-                    tokio::time::sleep(RETRY_EVERY).await;
-                    if let Err(error) = this.prepare().await {
-                        this.is_in_trouble(&format!("{error:#}"));
-                    }
+            while this.trouble().is_some() {
+                tokio::time::sleep(RETRY_EVERY).await;
+                if let Err(error) = this.prepare().await {
+                    this.is_in_trouble(&format!("{error:#}"));
                 }
-                this.tend_prepared().await;
-            };
-            tokio::select! {
-                () = work => {}
-                () = stop.stop_token().cancelled() => {}
             }
-            this.verifier.flush_uses().await;
-            this.records.close().await;
+            this.tend_prepared().await;
         });
+    }
+
+    /// Writes down what was used, and lets go of the database.
+    pub async fn close(&self) {
+        self.verifier.flush_uses().await;
+        self.records.close().await;
     }
 
     async fn tend_prepared(&self) {

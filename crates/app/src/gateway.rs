@@ -228,7 +228,8 @@ impl Gateway {
             }
         }
         if hurried {
-            self.work.clients.stop_token().cancel();
+            // Not only cancelled: whoever waits for all of them has to hear that no more will come.
+            self.work.clients.finish(Duration::ZERO).await;
         }
         self.wired.front.close().await;
         let backends = self.wired.backends();
@@ -238,6 +239,9 @@ impl Gateway {
         self.wired.peers.leave().await;
         self.store.close();
         self.work.fleet.finish(Duration::ZERO).await;
+        if let Some(access) = &self.access {
+            access.close().await;
+        }
         self.traces.finish(otlp::FAREWELL).await;
         self.operators.finish(Duration::ZERO).await;
         if let Some((workers, accepting)) = self.workers.take() {
