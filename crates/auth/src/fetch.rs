@@ -8,8 +8,8 @@ use http::{Request, Response};
 #[error("{0}")]
 pub struct NotFetched(pub String);
 
-/// Sends requests to servers that the operator has named. An adapter follows no redirects, has a deadline for the whole
-/// exchange, and reads no more than `most` bytes.
+/// Sends requests to other servers. An adapter follows no redirects, has a deadline for the whole exchange, and reads no
+/// more than `most` bytes. One for URLs that others than the operator have named connects to public addresses alone.
 #[async_trait]
 pub trait Fetch: Send + Sync {
     /// The answer to a request, whatever its status.

@@ -13,6 +13,7 @@ mod answering;
 mod changes;
 mod described;
 mod fleet;
+pub mod guarded;
 pub mod http;
 mod inbox;
 pub mod legacy;
@@ -28,6 +29,7 @@ mod standing;
 pub mod stdio;
 mod tasks;
 
+pub use guarded::{GuardOptions, Guarded};
 pub use http::HttpBackend;
 pub use options::{EraChoice, Options, SessionScope, TransportChoice};
 pub use outbound::{Outbound, OutboundOptions, Proxy};

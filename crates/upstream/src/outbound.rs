@@ -184,7 +184,7 @@ fn proxy_for(
     Ok(matcher.intercept(target).map(|hit| (hit.uri().clone(), hit.basic_auth().cloned())))
 }
 
-fn tls_config(bundles: &[PathBuf]) -> Result<rustls::ClientConfig, OutboundError> {
+pub(crate) fn tls_config(bundles: &[PathBuf]) -> Result<rustls::ClientConfig, OutboundError> {
     let mut roots = RootCertStore::empty();
     let system = rustls_native_certs::load_native_certs();
     for error in &system.errors {
