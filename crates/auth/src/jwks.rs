@@ -141,7 +141,7 @@ fn keys(set: &Value) -> Result<Vec<VerifyingKey>, NotFetched> {
     }
     let mut usable: Vec<VerifyingKey> = Vec::new();
     for key in all {
-        let is_private = ["d", "p", "q", "k"].into_iter().any(|part| key.get(part).is_some());
+        let is_private = is_private(key);
         let Ok(jwk) = serde_json::from_value::<Jwk>(key.clone()) else { continue };
         let signs = jwk.common.public_key_use.as_ref().is_none_or(|usage| *usage == PublicKeyUse::Signature);
         if is_private || !signs || is_weak(&jwk) {
@@ -157,6 +157,54 @@ fn keys(set: &Value) -> Result<Vec<VerifyingKey>, NotFetched> {
     Ok(usable)
 }
 
+/// Whether a key says what must stay secret.
+fn is_private(key: &Value) -> bool {
+    ["d", "p", "q", "dp", "dq", "qi", "oth", "k"].into_iter().any(|part| key.get(part).is_some())
+}
+
+/// The key with this id that fits the algorithm; without an id the only one that does.
+fn find(keys: &[VerifyingKey], kid: Option<&str>, algorithm: Algorithm) -> Option<VerifyingKey> {
+    let mut fitting = keys.iter().filter(|key| key.fits(algorithm));
+    match kid {
+        Some(kid) => fitting.find(|key| key.kid.as_deref() == Some(kid)).cloned(),
+        None => match (fitting.next(), fitting.next()) {
+            (Some(only), None) => Some(only.clone()),
+            _ => None,
+        },
+    }
+}
+
+/// Keys that were given and don't change.
+#[derive(Debug)]
+pub struct Fixed(Vec<VerifyingKey>);
+
+impl Fixed {
+    /// The usable keys of a set (RFC 7517 § 5).
+    ///
+    /// # Errors
+    ///
+    /// If it is none, or gives a secret away.
+    pub fn of(set: &Value) -> Result<Self, NotFetched> {
+        let keys = keys(set)?;
+        if set["keys"].as_array().is_some_and(|all| all.iter().any(is_private)) {
+            return Err(NotFetched("a key is not a public one".to_owned()));
+        }
+        Ok(Self(keys))
+    }
+
+    /// Whether there is no usable key.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+#[async_trait]
+impl KeySource for Fixed {
+    async fn key(&self, kid: Option<&str>, algorithm: Algorithm) -> Result<Option<VerifyingKey>, NoKeys> {
+        Ok(find(&self.0, kid, algorithm))
+    }
+}
+
 /// Whether it is an RSA key of less than 2048 bits.
 fn is_weak(jwk: &Jwk) -> bool {
     use base64::Engine as _;
@@ -170,16 +218,7 @@ fn is_weak(jwk: &Jwk) -> bool {
 impl KeySource for Jwks {
     async fn key(&self, kid: Option<&str>, algorithm: Algorithm) -> Result<Option<VerifyingKey>, NoKeys> {
         let mut kept = self.kept.lock().await;
-        let find = |kept: &Kept| {
-            let mut fitting = kept.keys.iter().filter(|key| key.fits(algorithm));
-            match kid {
-                Some(kid) => fitting.find(|key| key.kid.as_deref() == Some(kid)).cloned(),
-                None => match (fitting.next(), fitting.next()) {
-                    (Some(only), None) => Some(only.clone()),
-                    _ => None,
-                },
-            }
-        };
+        let find = |kept: &Kept| find(&kept.keys, kid, algorithm);
         let now = Instant::now();
         let is_fresh = kept.until.is_some_and(|until| now < until);
         if is_fresh && let Some(key) = find(&kept) {

@@ -246,6 +246,20 @@ impl Unverified<'_> {
     }
 }
 
+/// What a token of ours says of itself, of which nothing is proven.
+#[derive(Debug, Clone, Deserialize)]
+pub(crate) struct Said {
+    pub(crate) aud: String,
+    pub(crate) exp: i64,
+    pub(crate) iat: i64,
+}
+
+impl Unverified<'_> {
+    pub(crate) fn said(&self) -> Option<Said> {
+        jsonwebtoken::dangerous::insecure_decode_claims(self.token).ok()
+    }
+}
+
 /// What the library does not check.
 fn check(claims: &Claims, policy: &Policy) -> Result<(), &'static str> {
     #[expect(clippy::cast_precision_loss, reason = "seconds")]

@@ -7,6 +7,7 @@ use sha2::{Digest as _, Sha256};
 
 pub mod audit;
 pub mod challenge;
+pub mod client_assertion;
 pub mod fetch;
 pub mod id_token;
 pub mod identity;

@@ -1,6 +1,8 @@
 //! From the text of a credential to whom it is from. What was found out is remembered by a digest of the text: a
 //! request with a credential that is known costs one digest and a few look-ups, no signature and no question.
 
+mod introspection;
+
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -20,6 +22,8 @@ use crate::resource::Origin;
 use crate::revoking::{RevocationKey, Revocations};
 use crate::scope::{self, Scopes};
 use crate::token::{self, SecretKind, TokenKind};
+
+pub use introspection::Introspected;
 
 /// Tokens whose records were looked up are looked up again after this time.
 const FRESH: Duration = Duration::from_secs(30);
