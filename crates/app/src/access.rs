@@ -26,15 +26,15 @@ use drawbridge_core::seal::KeyRing;
 use drawbridge_core::state::{SharedState, WithFallback};
 use drawbridge_front::gate::{Gate, PeerAddress};
 use drawbridge_oauth::oidc::{Provider, ProviderOptions};
-use drawbridge_oauth::options::{Options, Registration};
+use drawbridge_oauth::options::{ClientDocumentOptions, Options, Registration};
 use drawbridge_oauth::{ClientAddress, Documents, HasEndpoint};
 use drawbridge_sql::{MigrationError, SqlOptions, SqlRecords};
 use http::Request;
 use parking_lot::{Mutex, RwLock};
 
 use crate::config::{AuthMode, Config, External, RegistrationPolicy};
-use crate::fetch::Fetcher;
-use crate::wiring::collector_options;
+use crate::fetch::{Fetcher, GuardedFetcher};
+use crate::wiring::{collector_options, guard_options};
 
 /// How long that is good for.
 const BOOTSTRAP_TIME: TimeDelta = TimeDelta::hours(24);
@@ -260,16 +260,25 @@ impl Access {
     }
 
     /// What is answered at paths where there is no MCP.
-    pub fn router(&self, config: &Config, ring: &Arc<KeyRing>, names: &EndpointNames) -> Router {
-        let Some(origin) = &self.origin else { return drawbridge_oauth::nothing() };
+    ///
+    /// # Errors
+    ///
+    /// If the authorities of the configuration can't be read.
+    pub fn router(
+        &self,
+        config: &Config,
+        ring: &Arc<KeyRing>,
+        names: &EndpointNames,
+    ) -> anyhow::Result<Router> {
+        let Some(origin) = &self.origin else { return Ok(drawbridge_oauth::nothing()) };
         let Some(signer) = &self.signer else {
             let issuer = config.auth.external.first().map(|external| external.issuer.clone());
-            return drawbridge_oauth::documents(Documents {
+            return Ok(drawbridge_oauth::documents(Documents {
                 origin: origin.clone(),
                 issuer: issuer.unwrap_or_default(),
                 resource_name: config.auth.name.clone(),
                 has_endpoint: names.has(),
-            });
+            }));
         };
         let provider = config.auth.login.as_ref().map(|login| {
             let options = ProviderOptions {
@@ -285,6 +294,7 @@ impl Access {
             origin: origin.clone(),
             options: options(config),
             provider,
+            guarded: Arc::new(GuardedFetcher::new(&guard_options(config)).context("outbound.ca_bundle")?),
             records: self.records.clone(),
             signer: signer.clone(),
             revocations: self.revocations.clone(),
@@ -294,12 +304,12 @@ impl Access {
             limiter: self.shared.limiter.clone(),
             has_endpoint: names.has(),
         });
-        router.layer(axum::middleware::map_request(|mut request: Request<Body>| async {
+        Ok(router.layer(axum::middleware::map_request(|mut request: Request<Body>| async {
             if let Some(PeerAddress(address)) = request.extensions().get().copied() {
                 request.extensions_mut().insert(ClientAddress(address));
             }
             request
-        }))
+        })))
     }
 
     /// Looks after all of it until the gateway stops.
@@ -393,6 +403,14 @@ fn say_once(secret: &str) {
     );
 }
 
+fn policy(written: RegistrationPolicy) -> Registration {
+    match written {
+        RegistrationPolicy::Open => Registration::Open,
+        RegistrationPolicy::Curated => Registration::Curated,
+        RegistrationPolicy::Closed => Registration::Closed,
+    }
+}
+
 fn options(config: &Config) -> Options {
     let auth = &config.auth;
     let delta = |time: Duration| TimeDelta::from_std(time).unwrap_or(TimeDelta::MAX);
@@ -401,10 +419,15 @@ fn options(config: &Config) -> Options {
         refresh_idle_ttl: delta(auth.refresh_idle_ttl),
         refresh_absolute_ttl: delta(auth.refresh_absolute_ttl),
         refresh_grace: delta(auth.refresh_grace),
-        registration: match auth.registration {
-            RegistrationPolicy::Open => Registration::Open,
-            RegistrationPolicy::Curated => Registration::Curated,
-            RegistrationPolicy::Closed => Registration::Closed,
+        registration: policy(auth.registration),
+        introspection_clients: auth
+            .introspection_clients
+            .iter()
+            .map(|(id, secret)| (id.clone(), token::hash(secret.expose())))
+            .collect(),
+        client_documents: ClientDocumentOptions {
+            policy: policy(auth.client_documents),
+            hosts: auth.client_document_hosts.clone(),
         },
         redirect_uris: auth.redirect_uris.clone(),
         resource_name: auth.name.clone(),

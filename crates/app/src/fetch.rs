@@ -8,7 +8,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use drawbridge_auth::fetch::{Fetch, NotFetched};
-use drawbridge_upstream::{Outbound, OutboundOptions};
+use drawbridge_upstream::outbound::OutboundError;
+use drawbridge_upstream::{GuardOptions, Guarded, Outbound, OutboundOptions};
 use http::{Request, Response, Uri};
 use http_body_util::{BodyExt as _, Full, Limited};
 use parking_lot::Mutex;
@@ -71,6 +72,25 @@ impl Fetch for Fetcher {
             Ok(answered) => answered,
             Err(_) => Err(NotFetched(format!("{name} did not answer within {} s", TIME.as_secs()))),
         }
+    }
+}
+
+/// Fetches from servers that others have named, which may be public ones alone.
+pub(crate) struct GuardedFetcher(Guarded);
+
+impl GuardedFetcher {
+    /// A fetcher that makes the exceptions of the configuration.
+    pub(crate) fn new(options: &GuardOptions) -> Result<Self, OutboundError> {
+        Guarded::new(options).map(Self)
+    }
+}
+
+#[async_trait]
+impl Fetch for GuardedFetcher {
+    async fn fetch(&self, request: Request<Vec<u8>>, most: usize) -> Result<Response<Vec<u8>>, NotFetched> {
+        let request = request.map(|body| Full::new(Bytes::from(body)));
+        let answered = self.0.fetch(request, most).await;
+        answered.map(|response| response.map(|body| body.to_vec())).map_err(|why| NotFetched(why.to_string()))
     }
 }
 

@@ -92,7 +92,7 @@ impl Gateway {
             Doors { keys: ring.clone(), gate: None, others: None, names: EndpointNames::default() };
         if let Some(access) = &access {
             doors.gate = Some(access.gate());
-            doors.others = Some(access.router(&config, &ring, &doors.names));
+            doors.others = Some(access.router(&config, &ring, &doors.names)?);
             access.tend(&work.fleet);
         }
         let wired = Arc::new(wire(&config, state, records, doors, guard, cores + 1, &work)?);

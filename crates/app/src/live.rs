@@ -151,7 +151,6 @@ const LIVE: &[Key] = keys![
     "drain.deadline" = drain.deadline,
     "outbound.ca_bundle" = outbound.ca_bundle,
     "outbound.proxy" = outbound.proxy,
-    "outbound.allow_networks" = outbound.allow_networks,
 ];
 
 /// Keys whose values are those of the start: sockets, files and keys that much depends on.
@@ -166,6 +165,7 @@ const RESTART: &[Key] = keys![
     "seal.keys" = seal_keys,
     "auth" = auth,
     "database" = database,
+    "outbound.allow_networks" = outbound.allow_networks,
     "tracing.otlp" = otlp,
     "limits.event_log_bytes" = limits.event_log_bytes,
     "limits.event_log_ttl" = limits.event_log_ttl,

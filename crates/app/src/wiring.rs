@@ -19,8 +19,8 @@ use drawbridge_upstream::http::Target;
 use drawbridge_upstream::process::{GuardCommand, Spec};
 use drawbridge_upstream::stdio::{ProcessCap, ProcessOptions};
 use drawbridge_upstream::{
-    EraChoice, HttpBackend, Options, Outbound, OutboundOptions, Proxy, SessionScope, StdioBackend,
-    TransportChoice,
+    EraChoice, GuardOptions, HttpBackend, Options, Outbound, OutboundOptions, Proxy, SessionScope,
+    StdioBackend, TransportChoice,
 };
 use http::{HeaderMap, HeaderName, HeaderValue};
 use parking_lot::Mutex;
@@ -256,6 +256,14 @@ pub(crate) fn collector_options(config: &Config) -> OutboundOptions {
         proxy: proxy(config),
         connect_timeout: Duration::from_secs(5),
         workers: 1,
+    }
+}
+
+/// How URLs that others have named are followed.
+pub(crate) fn guard_options(config: &Config) -> GuardOptions {
+    GuardOptions {
+        ca_bundles: config.outbound.ca_bundle.clone(),
+        allow_networks: config.outbound.allow_networks.iter().filter_map(|net| net.parse().ok()).collect(),
     }
 }
 

@@ -62,20 +62,28 @@ impl Inner {
             return Err(malformed(&format!("{name} is there twice")));
         }
         let id = form.get("client_id").ok_or_else(|| malformed("client_id is missing"))?;
-        let found = self.client(id).await.map_err(|error| {
+        let found = self.registered(id).await.map_err(|error| {
             tracing::warn!("an authorization request can't be checked: {error}");
             page(StatusCode::SERVICE_UNAVAILABLE, text.unavailable, None)
         })?;
-        let client = found.ok_or_else(|| page(StatusCode::BAD_REQUEST, text.unknown_client, None))?;
-        if client.is_disabled {
+        // A document is fetched once somebody has logged in, and says where its client may be answered only then.
+        let is_unchecked = found.is_none();
+        if is_unchecked && !self.documents.may_be(id) {
+            return Err(page(StatusCode::BAD_REQUEST, text.unknown_client, None));
+        }
+        if found.as_ref().is_some_and(|client| client.is_disabled) {
             return Err(page(StatusCode::FORBIDDEN, text.disabled_client, None));
         }
         let uri = form.get("redirect_uri").ok_or_else(|| malformed("redirect_uri is missing"))?;
-        if uri.len() > redirect::MAX_BYTES || !client.may_be_answered_at(uri) {
+        let is_wrong = found.is_some_and(|client| !client.may_be_answered_at(uri));
+        if uri.len() > redirect::MAX_BYTES || is_wrong {
             return Err(page(StatusCode::BAD_REQUEST, text.bad_redirect, Some(&printable(uri, 300))));
         }
         let state = form.get("state");
         let refuse = |error: &str, description: &str| {
+            if is_unchecked {
+                return malformed(description);
+            }
             Box::new(self.answer_client(uri, state, &[("error", error), ("error_description", description)]))
         };
         if state.is_some_and(|state| state.len() > MAX_STATE) {
@@ -109,7 +117,8 @@ impl Inner {
         }
         Ok(Transaction {
             id: drawbridge_auth::fresh_id(),
-            client: client.id.clone(),
+            client: id.to_owned(),
+            is_unchecked,
             redirect_uri: uri.to_owned(),
             state: state.map(str::to_owned),
             scopes: scopes(form.get("scope")).iter().map(str::to_owned).collect(),

@@ -5,14 +5,19 @@ use std::sync::Arc;
 use axum::body::Body;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use drawbridge_auth::client_assertion::{self, Assertion, Unproven};
+use drawbridge_auth::jwks::Fixed;
+use drawbridge_auth::jwt::KeySource;
 use drawbridge_auth::records::{OAuthClient, RecordsError, SecretHash};
 use drawbridge_auth::token;
 use http::{HeaderMap, header};
 use percent_encoding::percent_decode_str;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use subtle::ConstantTimeEq as _;
 
 use crate::Inner;
+use crate::client_documents::NoDocument;
 use crate::error::OAuthError;
 use crate::form::Form;
 use crate::redirect;
@@ -27,6 +32,8 @@ pub(crate) enum AuthMethod {
     ClientSecretPost,
     /// A secret in the `Authorization` header.
     ClientSecretBasic,
+    /// A token that it has signed with a key of its own.
+    PrivateKeyJwt,
 }
 
 /// What is kept of a client's metadata (RFC 7591 § 2).
@@ -41,10 +48,13 @@ pub(crate) struct Metadata {
     /// Its home page.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) client_uri: Option<String>,
+    /// Its public keys.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) jwks: Option<Value>,
 }
 
 /// A client that is known.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub(crate) struct Client {
     /// The `client_id`.
     pub(crate) id: String,
@@ -52,17 +62,24 @@ pub(crate) struct Client {
     pub(crate) metadata: Metadata,
     /// What it proves with.
     pub(crate) secret: Option<SecretHash>,
+    /// The same: what it has signed is looked at with these.
+    pub(crate) keys: Option<Arc<dyn KeySource>>,
+    /// Whose it is, if it is known by a document at this domain.
+    pub(crate) domain: Option<String>,
     /// Whether it may do anything.
     pub(crate) is_disabled: bool,
 }
 
 impl Client {
     fn of(record: OAuthClient, secret: Option<SecretHash>) -> Option<Self> {
-        let metadata = serde_json::from_value(record.metadata).ok()?;
-        Some(Self { id: record.id, metadata, secret, is_disabled: record.disabled_at.is_some() })
+        let metadata: Metadata = serde_json::from_value(record.metadata).ok()?;
+        let keys = metadata.jwks.as_ref().and_then(|jwks| Fixed::of(jwks).ok());
+        let keys = keys.map(|keys| Arc::new(keys) as Arc<dyn KeySource>);
+        let is_disabled = record.disabled_at.is_some();
+        Some(Self { id: record.id, metadata, secret, keys, domain: None, is_disabled })
     }
 
-    /// Whether it has no secret.
+    /// Whether it need not prove who it is.
     pub(crate) fn is_public(&self) -> bool {
         self.metadata.token_endpoint_auth_method == AuthMethod::None
     }
@@ -71,11 +88,36 @@ impl Client {
     pub(crate) fn may_be_answered_at(&self, uri: &str) -> bool {
         self.metadata.redirect_uris.iter().any(|known| redirect::matches(known, uri, self.is_public()))
     }
+
+    /// Whether it is answered on its users' machines alone, where any program can listen.
+    pub(crate) fn is_local(&self) -> bool {
+        self.metadata.redirect_uris.iter().all(|uri| uri.starts_with("http://"))
+    }
+}
+
+/// Why a client can't be told.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum NoClient {
+    /// There are no records now.
+    #[error("{0}")]
+    Records(#[from] RecordsError),
+    /// What it says of itself can't be had, or is wrong.
+    #[error("{0}")]
+    Document(#[from] NoDocument),
 }
 
 impl Inner {
-    /// The client with this id.
-    pub(crate) async fn client(&self, id: &str) -> Result<Option<Client>, RecordsError> {
+    /// The client with this id, which may be a document that is to be fetched.
+    pub(crate) async fn client(&self, id: &str) -> Result<Option<Client>, NoClient> {
+        match self.registered(id).await? {
+            Some(client) => Ok(Some(client)),
+            None if self.documents.may_be(id) => Ok(Some(self.documents.client(id).await?)),
+            None => Ok(None),
+        }
+    }
+
+    /// The client that has registered with this id.
+    pub(crate) async fn registered(&self, id: &str) -> Result<Option<Client>, RecordsError> {
         if id.len() > redirect::MAX_BYTES {
             return Ok(None);
         }
@@ -87,44 +129,100 @@ impl Inner {
     pub(crate) async fn authenticate(&self, headers: &HeaderMap, form: &Form) -> Result<Client, OAuthError> {
         let presented = Presented::of(headers, form)?;
         let refused = || OAuthError::invalid_client(presented.is_basic);
-        let client = self.client(&presented.id).await?.ok_or_else(refused)?;
+        let client = self.presenting(&presented.id, form).await?.ok_or_else(refused)?;
         if client.is_disabled {
             return Err(refused());
         }
-        let is_proven = match (&client.secret, &presented.secrets[..]) {
-            (None, secrets) => secrets.iter().all(String::is_empty),
-            (Some(hash), secrets) => {
-                secrets.iter().any(|secret| bool::from(token::hash(secret).0.ct_eq(&hash.0)))
+        let secrets = match &presented.proof {
+            Proof::Assertion(assertion) => {
+                self.check_assertion(&client, assertion).await?;
+                return Ok(client);
             }
+            Proof::Secrets(secrets) => secrets,
+        };
+        let is_proven = match &client.secret {
+            None => client.is_public() && secrets.iter().all(String::is_empty),
+            Some(hash) => secrets.iter().any(|secret| bool::from(token::hash(secret).0.ct_eq(&hash.0))),
         };
         if is_proven { Ok(client) } else { Err(refused()) }
+    }
+
+    /// The client `id` that presents what is in the form. A document is fetched for one that a user has agreed to: anybody
+    /// else could make the gateway fetch.
+    async fn presenting(&self, id: &str, form: &Form) -> Result<Option<Client>, OAuthError> {
+        if let Some(client) = self.registered(id).await? {
+            return Ok(Some(client));
+        }
+        if !self.documents.may_be(id) {
+            return Ok(None);
+        }
+        if let Some(client) = self.documents.cached(id) {
+            return Ok(Some(client));
+        }
+        if self.holder(form).await?.as_deref() != Some(id) {
+            return Err(OAuthError::invalid_grant());
+        }
+        match self.documents.client(id).await {
+            Ok(client) => Ok(Some(client)),
+            Err(NoDocument::Unfit(_)) => Ok(None),
+            Err(NoDocument::Unfetched(_)) => Err(OAuthError::unavailable()),
+        }
+    }
+
+    async fn check_assertion(&self, client: &Client, assertion: &Assertion<'_>) -> Result<(), OAuthError> {
+        let keys = client.keys.as_ref().ok_or_else(|| OAuthError::invalid_client(false))?;
+        let token_endpoint = self.origin.join("/token");
+        let audiences = [self.origin.as_str(), &token_endpoint];
+        assertion.verify(&audiences, &**keys, &*self.claims).await.map_err(|why| {
+            tracing::info!(client.id = client.id, "a client has not proven who it is: {why}");
+            match why {
+                Unproven::Invalid(_) => OAuthError::invalid_client(false),
+                Unproven::Unavailable(_) => OAuthError::unavailable(),
+            }
+        })
     }
 }
 
 /// What a client says of itself.
-struct Presented {
-    id: String,
-    /// The secret, in the forms that it may have been meant in.
-    secrets: Vec<String>,
-    is_basic: bool,
+pub(crate) struct Presented<'f> {
+    /// Its `client_id`.
+    pub(crate) id: String,
+    /// What it proves that with.
+    pub(crate) proof: Proof<'f>,
+    /// Whether it has said so in the `Authorization` header.
+    pub(crate) is_basic: bool,
 }
 
-impl Presented {
-    fn of(headers: &HeaderMap, form: &Form) -> Result<Self, OAuthError> {
+/// How a client wants to prove who it is.
+pub(crate) enum Proof<'f> {
+    /// The secret, in the forms that it may have been meant in.
+    Secrets(Vec<String>),
+    /// What it has signed.
+    Assertion(Box<Assertion<'f>>),
+}
+
+impl<'f> Presented<'f> {
+    /// What a request says.
+    pub(crate) fn of(headers: &HeaderMap, form: &'f Form) -> Result<Self, OAuthError> {
         let basic = headers
             .get(header::AUTHORIZATION)
             .and_then(|value| value.to_str().ok())
             .and_then(|value| value.split_once(' '))
             .filter(|(scheme, _)| scheme.eq_ignore_ascii_case("basic"));
         let in_body = form.get("client_id");
+        let in_form = form.get("client_secret");
+        let ways = [basic.is_some(), in_form.is_some(), form.get("client_assertion").is_some()];
+        if ways.into_iter().filter(|is_used| *is_used).count() > 1 {
+            return Err(OAuthError::invalid_request("A client must prove who it is in one way, not in two"));
+        }
+        if let Some(text) = form.get("client_assertion") {
+            return Self::signed(text, form);
+        }
         let Some((_, encoded)) = basic else {
             let id = in_body.ok_or_else(|| OAuthError::invalid_client(false))?;
-            let secrets = form.get("client_secret").map(str::to_owned).into_iter().collect();
-            return Ok(Self { id: id.to_owned(), secrets, is_basic: false });
+            let secrets = in_form.map(str::to_owned).into_iter().collect();
+            return Ok(Self { id: id.to_owned(), proof: Proof::Secrets(secrets), is_basic: false });
         };
-        if form.get("client_secret").is_some() {
-            return Err(OAuthError::invalid_request("Send the client's secret in one way, not in two"));
-        }
         let refused = || OAuthError::invalid_client(true);
         let text = STANDARD.decode(encoded.trim()).ok().and_then(|bytes| String::from_utf8(bytes).ok());
         let text = text.ok_or_else(refused)?;
@@ -138,12 +236,25 @@ impl Presented {
         }
         // Some libraries encode it as RFC 6749 says, some don't.
         let secrets = decoded(secret).into_iter().chain([secret.to_owned()]).collect();
-        Ok(Self { id, secrets, is_basic: true })
+        Ok(Self { id, proof: Proof::Secrets(secrets), is_basic: true })
+    }
+
+    fn signed(text: &'f str, form: &Form) -> Result<Self, OAuthError> {
+        if form.get("client_assertion_type") != Some(client_assertion::TYPE) {
+            let wanted = client_assertion::TYPE;
+            return Err(OAuthError::invalid_request(format!("client_assertion_type must be {wanted}")));
+        }
+        let assertion = Assertion::read(text).ok_or_else(|| OAuthError::invalid_client(false))?;
+        let id = assertion.client().to_owned();
+        if form.get("client_id").is_some_and(|other| other != id) {
+            return Err(OAuthError::invalid_request("client_id differs from the client_assertion"));
+        }
+        Ok(Self { id, proof: Proof::Assertion(Box::new(assertion)), is_basic: false })
     }
 }
 
 /// Reads the body of a request that is JSON.
-pub(crate) async fn read_json(body: Body) -> Result<serde_json::Value, OAuthError> {
+pub(crate) async fn read_json(body: Body) -> Result<Value, OAuthError> {
     let bytes = axum::body::to_bytes(body, crate::form::MAX_BODY_BYTES)
         .await
         .map_err(|_| OAuthError::invalid_client_metadata("The body is larger than 64 KiB or broken off"))?;

@@ -3,15 +3,17 @@
 use axum::body::Body;
 use axum::extract::State;
 use chrono::Utc;
+use drawbridge_auth::records::User;
 use drawbridge_auth::scope::{READ, WRITE};
 use http::{HeaderMap, Request, Response, StatusCode};
 use url::Url;
 
 use crate::Inner;
 use crate::browser::{Browser, Login};
-use crate::clients::Shared;
+use crate::clients::{Client, NoClient, Shared};
 use crate::form::Form;
-use crate::pages::{self, Consent, Offer};
+use crate::limits::Limited;
+use crate::pages::{self, Consent, ErrorPage, Offer};
 use crate::redirect;
 use crate::text::{Text, printable};
 use crate::transaction::{Code, Transaction};
@@ -37,19 +39,20 @@ impl Inner {
             Ok(_) => return self.ask_for_login(&transaction, text).await,
             Err(error) => return unavailable(&error),
         };
-        let client = match self.client(&transaction.client).await {
-            Ok(Some(client)) if !client.is_disabled => client,
-            Ok(_) => return self.trouble(text, StatusCode::BAD_REQUEST, text.unknown_client),
-            Err(error) => return unavailable(&error),
+        let client = match self.client_of(&transaction, &user, text).await {
+            Ok(client) => client,
+            Err(page) => return *page,
         };
-        let sealed = Transaction { user: Some(user.id.clone()), ..transaction.clone() }.seal(self);
+        let shown = Transaction { user: Some(user.id.clone()), is_unchecked: false, ..transaction.clone() };
+        let sealed = shown.seal(self);
         let to = Url::parse(&transaction.redirect_uri).ok();
         let is_program = to.as_ref().is_some_and(|url| url.scheme() == "http" && redirect::is_loopback(url));
         let host = to.as_ref().and_then(Url::host_str).unwrap_or_default();
         let scheme = to.as_ref().map(Url::scheme).unwrap_or_default();
         let place = if scheme == "https" { host.to_owned() } else { format!("{scheme}://{host}") };
         let is_listed = to.as_ref().is_some_and(|url| {
-            redirect::is_listed(&transaction.redirect_uri, url, &self.options.redirect_uris)
+            let is_own = client.domain.is_some() && client.domain.as_deref() == url.host_str();
+            is_own || redirect::is_listed(&transaction.redirect_uri, url, &self.options.redirect_uris)
         });
         let offers = transaction.scopes.iter().map(|scope| Offer {
             scope,
@@ -64,7 +67,8 @@ impl Inner {
                 gateway: &self.options.resource_name,
                 transaction: &sealed,
                 client: &printable(name, 80),
-                verified_by: None,
+                verified_by: client.domain.as_deref(),
+                is_any_program: client.domain.is_some() && client.is_local(),
                 user: &printable(shown, 120),
                 resource: &self.origin.resource(transaction.endpoint.as_deref()),
                 port: is_program.then(|| to.as_ref().and_then(Url::port_or_known_default)).flatten(),
@@ -73,6 +77,40 @@ impl Inner {
                 scopes: offers.collect(),
             },
         )
+    }
+}
+
+impl Inner {
+    /// The client of a transaction, fetched for `user` if need be, which may be answered where it wants to be; else what
+    /// the user is shown.
+    async fn client_of(
+        &self,
+        transaction: &Transaction,
+        user: &User,
+        text: &'static Text,
+    ) -> Result<Client, Box<Response<Body>>> {
+        let page = |status, what| Box::new(self.trouble(text, status, what));
+        let id = &transaction.client;
+        let is_fetched = self.documents.may_be(id) && !self.documents.is_fresh(id);
+        if is_fetched && self.count(Limited::Document, &user.id).await.is_err() {
+            return Err(page(StatusCode::TOO_MANY_REQUESTS, text.slow_down));
+        }
+        let client = match self.client(id).await {
+            Ok(Some(client)) if !client.is_disabled => client,
+            Ok(_) => return Err(page(StatusCode::BAD_REQUEST, text.unknown_client)),
+            Err(NoClient::Document(_)) => return Err(page(StatusCode::BAD_REQUEST, text.bad_document)),
+            Err(NoClient::Records(error)) => {
+                tracing::warn!("a client can't be looked up: {error}");
+                return Err(page(StatusCode::SERVICE_UNAVAILABLE, text.unavailable));
+            }
+        };
+        if client.may_be_answered_at(&transaction.redirect_uri) {
+            return Ok(client);
+        }
+        let detail = printable(&transaction.redirect_uri, 300);
+        let wrong =
+            ErrorPage { status: StatusCode::BAD_REQUEST, what: text.bad_redirect, detail: Some(&detail) };
+        Err(Box::new(wrong.render(text, &self.options.resource_name)))
     }
 }
 
@@ -143,11 +181,14 @@ impl Inner {
             return self.answer_client(&transaction.redirect_uri, transaction.state.as_deref(), &denied);
         }
         debug_assert!(granted.iter().all(|scope| [READ, WRITE].contains(&scope.as_str())));
-        let client = self.client(&transaction.client).await.ok().flatten();
+        let client = match self.client_of(transaction, &user, text).await {
+            Ok(client) => client,
+            Err(page) => return *page,
+        };
         let code = Code {
             grant: transaction.id.clone(),
             client: transaction.client.clone(),
-            client_name: client.and_then(|client| client.metadata.client_name),
+            client_name: client.metadata.client_name,
             redirect_uri: transaction.redirect_uri.clone(),
             scopes: granted,
             endpoint: transaction.endpoint.clone(),

@@ -1,4 +1,4 @@
-//! The authorization server that is part of the gateway (OAuth 2.1, RFC 6749, 7009, 7591, 7636, 8414, 8707, 9207,
+//! The authorization server that is part of the gateway (OAuth 2.1, RFC 6749, 7009, 7591, 7636, 7662, 8414, 8707, 9207,
 //! 9728), and the documents by which clients find it.
 //!
 //! What is on its way is sealed and carried by browsers and clients; what was granted is in the records. So any instance
@@ -8,10 +8,12 @@
 
 mod authorize;
 mod browser;
+mod client_documents;
 mod clients;
 mod consent;
 mod error;
 mod form;
+mod introspection;
 mod limits;
 mod login;
 mod metadata;
@@ -32,6 +34,7 @@ use axum::body::Body;
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
+use drawbridge_auth::fetch::Fetch;
 use drawbridge_auth::records::Records;
 use drawbridge_auth::resource::Origin;
 use drawbridge_auth::revoking::Revocations;
@@ -72,6 +75,8 @@ pub struct Parts {
     pub options: Options,
     /// Who logs users in; without one they sign in with tokens.
     pub provider: Option<Provider>,
+    /// Fetches from URLs that others have named; connects to public addresses alone.
+    pub guarded: Arc<dyn Fetch>,
     /// Users, clients, grants.
     pub records: Arc<dyn Records>,
     /// Signs access tokens.
@@ -94,6 +99,7 @@ pub(crate) struct Inner {
     origin: Origin,
     options: Options,
     provider: Option<Provider>,
+    documents: client_documents::ClientDocuments,
     records: Arc<dyn Records>,
     signer: Arc<Signer>,
     revocations: Arc<Revocations>,
@@ -122,7 +128,9 @@ pub fn server(parts: Parts) -> Router {
         resource_name: parts.options.resource_name.clone(),
         has_endpoint: parts.has_endpoint.clone(),
     };
+    let documents = parts.options.client_documents.clone();
     let inner = Arc::new(Inner {
+        documents: client_documents::ClientDocuments::new(documents, parts.guarded),
         origin: parts.origin,
         options: parts.options,
         provider: parts.provider,
@@ -150,6 +158,7 @@ pub fn server(parts: Parts) -> Router {
         .route("/register", post(registration::register))
         .route("/token", post(token::token))
         .route("/revoke", post(token::revoke))
+        .route("/introspect", post(introspection::introspect))
         .with_state(inner.clone());
     let for_people = Router::new()
         .route("/authorize", get(authorize::authorize).post(authorize::authorize))

@@ -18,6 +18,8 @@ pub(crate) enum Limited {
     RegisterAll,
     Token,
     SignIn,
+    /// Documents of clients that are fetched for one user.
+    Document,
 }
 
 impl Limited {
@@ -28,6 +30,7 @@ impl Limited {
             Self::RegisterAll => "register-all",
             Self::Token => "token",
             Self::SignIn => "sign-in",
+            Self::Document => "document",
         }
     }
 
@@ -37,6 +40,7 @@ impl Limited {
             Self::Register => (60, 60),
             Self::RegisterAll => (600, 600),
             Self::SignIn => (10, 10),
+            Self::Document => (20, 20),
         };
         Quota { interval: Duration::from_secs(60) / per_minute, burst }
     }
@@ -53,7 +57,8 @@ impl Inner {
         Ok(())
     }
 
-    async fn count(&self, what: Limited, from: &str) -> Result<(), OAuthError> {
+    /// Counts one of `what` for `from`, or says when there may be another.
+    pub(crate) async fn count(&self, what: Limited, from: &str) -> Result<(), OAuthError> {
         let key = format!("oauth:{}:{from}", what.name());
         match self.limiter.take(&key, what.quota()).await {
             Verdict::Allowed { .. } => Ok(()),

@@ -124,6 +124,9 @@ pub(crate) async fn callback(State(inner): State<Shared>, request: Request<Body>
         Ok((transaction, Some(user))) => inner.logged_in(transaction, &user, &head.headers, text).await,
         Ok((transaction, None)) => {
             tracing::info!("a user was not let in: disabled, or in none of the allowed groups");
+            if transaction.is_unchecked {
+                return inner.trouble(text, StatusCode::FORBIDDEN, text.not_allowed);
+            }
             let refused = [("error", "access_denied"), ("error_description", "the user is not allowed here")];
             inner.answer_client(&transaction.redirect_uri, transaction.state.as_deref(), &refused)
         }

@@ -4,6 +4,7 @@
 use axum::Json;
 use axum::extract::{Path, State};
 use axum::response::{IntoResponse, Response};
+use drawbridge_auth::client_assertion;
 use drawbridge_auth::resource::Origin;
 use drawbridge_auth::scope::OFFERED;
 use http::{HeaderValue, header};
@@ -11,7 +12,7 @@ use serde_json::{Value, json};
 
 use crate::Documents;
 use crate::clients::Shared;
-use crate::options::Registration;
+use crate::options::{Options, Registration};
 
 fn document(value: &Value) -> Response {
     let mut response = Json(value).into_response();
@@ -44,11 +45,11 @@ fn resource(documents: &Documents, name: Option<&str>) -> Response {
 
 /// The metadata of the gateway's own authorization server.
 pub(crate) async fn authorization_server(State(inner): State<Shared>) -> Response {
-    document(&server(&inner.origin, inner.options.registration))
+    document(&server(&inner.origin, &inner.options))
 }
 
-fn server(origin: &Origin, registration: Registration) -> Value {
-    let methods = ["none", "client_secret_post", "client_secret_basic"];
+fn server(origin: &Origin, options: &Options) -> Value {
+    let methods = ["none", "client_secret_post", "client_secret_basic", "private_key_jwt"];
     let mut metadata = json!({
         "issuer": origin.as_str(),
         "authorization_endpoint": origin.join("/authorize"),
@@ -60,14 +61,24 @@ fn server(origin: &Origin, registration: Registration) -> Value {
         "grant_types_supported": ["authorization_code", "refresh_token"],
         "code_challenge_methods_supported": ["S256"],
         "token_endpoint_auth_methods_supported": methods,
+        "token_endpoint_auth_signing_alg_values_supported": client_assertion::ALGORITHMS,
         "revocation_endpoint_auth_methods_supported": methods,
+        "revocation_endpoint_auth_signing_alg_values_supported": client_assertion::ALGORITHMS,
         "scopes_supported": [OFFERED[0], OFFERED[1], "offline_access"],
         "authorization_response_iss_parameter_supported": true,
         // Some clients parse this as a provider of OpenID Connect and want these two.
         "subject_types_supported": ["public"],
         "id_token_signing_alg_values_supported": ["ES256"],
     });
-    if registration != Registration::Closed {
+    if !options.introspection_clients.is_empty() {
+        metadata["introspection_endpoint"] = json!(origin.join("/introspect"));
+        metadata["introspection_endpoint_auth_methods_supported"] =
+            json!(["client_secret_basic", "client_secret_post"]);
+    }
+    if options.client_documents.policy != Registration::Closed {
+        metadata["client_id_metadata_document_supported"] = json!(true);
+    }
+    if options.registration != Registration::Closed {
         metadata["registration_endpoint"] = json!(origin.join("/register"));
     }
     metadata

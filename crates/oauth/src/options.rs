@@ -1,6 +1,7 @@
 //! What the configuration says about the authorization server.
 
 use chrono::TimeDelta;
+use drawbridge_auth::records::SecretHash;
 
 /// Who may register a client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -11,6 +12,15 @@ pub enum Registration {
     Curated,
     /// Nobody.
     Closed,
+}
+
+/// Which clients may describe themselves by a document.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ClientDocumentOptions {
+    /// Whether documents of any host are accepted, those of known hosts, or none.
+    pub policy: Registration,
+    /// Hosts whose documents are accepted beside those of known ones.
+    pub hosts: Vec<String>,
 }
 
 /// Times and policies.
@@ -26,6 +36,10 @@ pub struct Options {
     pub refresh_grace: TimeDelta,
     /// Who may register.
     pub registration: Registration,
+    /// Which clients need not register.
+    pub client_documents: ClientDocumentOptions,
+    /// Who may ask about tokens: ids, and the hashes of secrets.
+    pub introspection_clients: Vec<(String, SecretHash)>,
     /// Redirect URIs that are accepted beside those of known hosts.
     pub redirect_uris: Vec<String>,
     /// What people call this gateway.
@@ -42,6 +56,8 @@ impl Default for Options {
             refresh_absolute_ttl: TimeDelta::days(180),
             refresh_grace: TimeDelta::seconds(120),
             registration: Registration::Curated,
+            client_documents: ClientDocumentOptions { policy: Registration::Curated, hosts: Vec::new() },
+            introspection_clients: Vec::new(),
             redirect_uris: Vec::new(),
             resource_name: "Drawbridge".to_owned(),
             allowed_groups: Vec::new(),

@@ -6,6 +6,7 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use chrono::Utc;
+use drawbridge_auth::jwks::Fixed;
 use drawbridge_auth::records::OAuthClient;
 use drawbridge_auth::scope::OFFERED;
 use drawbridge_auth::token::{Secret, SecretKind};
@@ -47,8 +48,11 @@ pub(crate) async fn register(
         );
         return Err(OAuthError::slow_down(60));
     }
-    let secret =
-        (metadata.token_endpoint_auth_method != AuthMethod::None).then(|| Secret::fresh(SecretKind::Client));
+    let has_secret = matches!(
+        metadata.token_endpoint_auth_method,
+        AuthMethod::ClientSecretPost | AuthMethod::ClientSecretBasic
+    );
+    let secret = has_secret.then(|| Secret::fresh(SecretKind::Client));
     let now = Utc::now();
     let client = OAuthClient {
         id: format!("c_{}", drawbridge_auth::fresh_id()),
@@ -74,6 +78,9 @@ pub(crate) async fn register(
     }
     if let Some(uri) = &metadata.client_uri {
         answer["client_uri"] = json!(uri);
+    }
+    if let Some(jwks) = &metadata.jwks {
+        answer["jwks"] = jwks.clone();
     }
     if let Some(secret) = &secret {
         answer["client_secret"] = json!(secret.expose());
@@ -123,9 +130,11 @@ fn metadata(
         }
     }
     let has_only_https = redirect_uris.iter().all(|uri| uri.starts_with("https://"));
+    let jwks = jwks(body)?;
     let method = match body.get("token_endpoint_auth_method").and_then(Value::as_str) {
         Some("client_secret_post") if has_only_https => AuthMethod::ClientSecretPost,
         Some("client_secret_basic") if has_only_https => AuthMethod::ClientSecretBasic,
+        Some("private_key_jwt") if jwks.is_some() => AuthMethod::PrivateKeyJwt,
         // A secret in a program on a user's machine is none.
         _ => AuthMethod::None,
     };
@@ -140,7 +149,17 @@ fn metadata(
         redirect_uris,
         token_endpoint_auth_method: method,
         client_uri: text("client_uri", redirect::MAX_BYTES).filter(|uri| uri.starts_with("https://")),
+        jwks: jwks.filter(|_| method == AuthMethod::PrivateKeyJwt),
     })
+}
+
+/// The keys in the body that a client can prove with who it is.
+fn jwks(body: &Map<String, Value>) -> Result<Option<Value>, OAuthError> {
+    let Some(jwks) = body.get("jwks") else { return Ok(None) };
+    let keys = Fixed::of(jwks).map_err(|why| {
+        OAuthError::invalid_client_metadata(format!("jwks must have public keys alone: {why}"))
+    })?;
+    Ok((!keys.is_empty()).then(|| jwks.clone()))
 }
 
 /// As OpenID Connect names it: whether the client runs on its user's machine.
@@ -152,7 +171,14 @@ fn application_type(redirect_uris: &[String]) -> &'static str {
 fn digest(metadata: &Metadata) -> [u8; 32] {
     let mut uris = metadata.redirect_uris.clone();
     uris.sort();
-    let of = json!([uris, metadata.client_name, metadata.token_endpoint_auth_method, metadata.client_uri]);
+    let mut of = vec![
+        json!(uris),
+        json!(metadata.client_name),
+        json!(metadata.token_endpoint_auth_method),
+        json!(metadata.client_uri),
+    ];
+    of.extend(metadata.jwks.clone());
+    let of = Value::Array(of);
     Sha256::digest(of.to_string()).into()
 }
 

@@ -39,6 +39,8 @@ pub(crate) struct Text {
     pub(crate) verified_by: &'static str,
     /// A redirect that is nobody's that is known.
     pub(crate) unlisted: &'static str,
+    /// A client that is known by its domain, and answered on the user's machine alone.
+    pub(crate) any_program: &'static str,
     /// The name of the resource.
     pub(crate) resource: &'static str,
     /// Button.
@@ -51,6 +53,8 @@ pub(crate) struct Text {
     pub(crate) close: &'static str,
     /// The client is not registered.
     pub(crate) unknown_client: &'static str,
+    /// What the client says of itself can't be had or is wrong.
+    pub(crate) bad_document: &'static str,
     /// The client was disabled.
     pub(crate) disabled_client: &'static str,
     /// The redirect URI is not the client's.
@@ -89,12 +93,14 @@ const ENGLISH: Text = Text {
     unverified: "The application has given this name itself. Nobody has checked it.",
     verified_by: "An application of",
     unlisted: "This address is not one of a known application. Continue only if you know it.",
+    any_program: "Any program on this computer can say that it is this application. Continue only if you have just started it yourself.",
     resource: "Access to",
     allow: "Allow",
     deny: "Deny",
     error: "This did not work",
     close: "You can close this page.",
     unknown_client: "This application is not registered here. Remove the server in your application and add it again.",
+    bad_document: "This application's description of itself can't be fetched or is not valid. Try again in a minute; if that does not help, tell whoever makes the application.",
     disabled_client: "This application was disabled by an administrator.",
     bad_redirect: "The application wants to be answered at an address that it has not registered:",
     bad_request: "The application's request is malformed:",
@@ -124,12 +130,14 @@ const GERMAN: Text = Text {
     unverified: "Diesen Namen hat die Anwendung sich selbst gegeben. Niemand hat ihn geprüft.",
     verified_by: "Eine Anwendung von",
     unlisted: "Diese Adresse gehört zu keiner bekannten Anwendung. Fahren Sie nur fort, wenn Sie sie kennen.",
+    any_program: "Jedes Programm auf diesem Rechner kann sich als diese Anwendung ausgeben. Fahren Sie nur fort, wenn Sie sie gerade selbst gestartet haben.",
     resource: "Zugriff auf",
     allow: "Erlauben",
     deny: "Ablehnen",
     error: "Das hat nicht geklappt",
     close: "Sie können diese Seite schließen.",
     unknown_client: "Diese Anwendung ist hier nicht registriert. Entfernen Sie den Server in Ihrer Anwendung und fügen Sie ihn neu hinzu.",
+    bad_document: "Die Selbstbeschreibung dieser Anwendung ist nicht erreichbar oder nicht gültig. Versuchen Sie es in einer Minute noch einmal; hilft das nicht, wenden Sie sich an den Hersteller der Anwendung.",
     disabled_client: "Diese Anwendung wurde von der Verwaltung gesperrt.",
     bad_redirect: "Die Anwendung möchte die Antwort an eine Adresse haben, die sie nicht registriert hat:",
     bad_request: "Die Anfrage der Anwendung ist fehlerhaft:",

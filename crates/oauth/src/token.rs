@@ -281,23 +281,49 @@ pub(crate) async fn revoke(
     inner.limit(Limited::Token, crate::address(&request)).await?;
     let (head, body) = request.into_parts();
     let form = Form::read(&head.headers, body).await?;
-    let client = inner.authenticate(&head.headers, &form).await?;
     let presented = form.get("token").ok_or_else(|| OAuthError::invalid_request("token is missing"))?;
-    let grant = if token::parse(presented) == Some(SecretKind::Refresh) {
-        inner.records.grant_of_refresh(&token::hash(presented)).await?
-    } else {
-        match inner.verifier.grant_of(presented).await {
-            Some(id) => inner.records.grant(&id).await?,
-            None => None,
-        }
-    };
+    let grant = inner.presented_grant(presented).await?;
+    // A client that describes itself is not fetched to be told that nothing was done.
+    let is_document = form.get("client_id").is_some_and(|id| inner.documents.may_be(id));
+    if grant.is_none() && is_document {
+        return Ok(done());
+    }
+    let client = inner.authenticate(&head.headers, &form).await?;
     if let Some(grant) = grant.filter(|grant| grant.client == client.id && grant.revoked_at.is_none()) {
         inner.revoke_grant(&grant.id, "revoked_by_client").await?;
         tracing::info!(grant.id = grant.id, client.id = client.id, "revoked by its client");
     }
+    Ok(done())
+}
+
+fn done() -> Response {
     let mut response = Response::new(Body::empty());
     response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    Ok(response)
+    response
+}
+
+impl Inner {
+    /// The grant of a refresh token or an access token, whatever has become of it.
+    async fn presented_grant(&self, presented: &str) -> Result<Option<Grant>, OAuthError> {
+        if token::parse(presented) == Some(SecretKind::Refresh) {
+            return Ok(self.records.grant_of_refresh(&token::hash(presented)).await?);
+        }
+        match self.verifier.grant_of(presented).await {
+            Some(id) => Ok(self.records.grant(&id).await?),
+            None => Ok(None),
+        }
+    }
+
+    /// The client that the code or token in a form was given to.
+    pub(crate) async fn holder(&self, form: &Form) -> Result<Option<String>, OAuthError> {
+        if let Some(code) = form.get("code") {
+            return Ok(Code::open(self, code).map(|code| code.client));
+        }
+        match form.get("refresh_token").or_else(|| form.get("token")) {
+            Some(presented) => Ok(self.presented_grant(presented).await?.map(|grant| grant.client)),
+            None => Ok(None),
+        }
+    }
 }
 
 #[cfg(test)]

@@ -23,6 +23,9 @@ pub(crate) struct Transaction {
     pub(crate) id: String,
     #[serde(rename = "c")]
     pub(crate) client: String,
+    /// Whether it is not known yet where the client may be answered, so that nothing may be sent there.
+    #[serde(rename = "k", default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) is_unchecked: bool,
     #[serde(rename = "r")]
     pub(crate) redirect_uri: String,
     #[serde(rename = "s", skip_serializing_if = "Option::is_none")]

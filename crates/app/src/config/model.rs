@@ -203,10 +203,16 @@ pub struct Auth {
     pub refresh_grace: Duration,
     /// Who may register OAuth clients.
     pub registration: RegistrationPolicy,
+    /// Whose documents about clients are accepted.
+    pub client_documents: RegistrationPolicy,
+    /// Hosts whose documents are accepted besides those of known ones.
+    pub client_document_hosts: Vec<String>,
     /// Redirect URIs that are accepted besides those of known hosts.
     pub redirect_uris: Vec<String>,
     /// The identity provider that users log in with.
     pub login: Option<Login>,
+    /// Who may ask about tokens: ids and secrets.
+    pub introspection_clients: Vec<(String, Secret)>,
     /// Whose tokens are accepted in the mode `external`.
     pub external: Vec<External>,
 }
@@ -241,8 +247,11 @@ impl Default for Auth {
             refresh_absolute_ttl: day * 180,
             refresh_grace: Duration::from_secs(120),
             registration: RegistrationPolicy::Curated,
+            client_documents: RegistrationPolicy::Curated,
+            client_document_hosts: Vec::new(),
             redirect_uris: Vec::new(),
             login: None,
+            introspection_clients: Vec::new(),
             external: Vec::new(),
         }
     }
@@ -401,7 +410,7 @@ pub struct Outbound {
     pub ca_bundle: Vec<PathBuf>,
     /// The proxy to use, already read from the file or the environment; `None` connects directly.
     pub proxy: Option<Proxy>,
-    /// Private networks that URLs named by others may point into, each a valid CIDR.
+    /// Networks that are not public and that URLs named by others may point into, each a valid CIDR.
     pub allow_networks: Vec<String>,
 }
 

@@ -155,6 +155,8 @@ pub(super) struct Auth {
     pub(super) registration: Option<Registration>,
     /// The identity provider that users log in with; without one they sign in with tokens.
     pub(super) login: Option<Login>,
+    /// Services that may ask about tokens at `/introspect` (RFC 7662), in the mode `embedded`.
+    pub(super) introspection_clients: Option<Vec<IntrospectionClient>>,
     /// Whose tokens are accepted in the mode `external`; clients are sent to the first.
     pub(super) external: Option<Vec<External>>,
 }
@@ -179,6 +181,16 @@ pub(super) struct External {
     pub(super) max_lifetime: Option<Span>,
 }
 
+/// A service that may ask about tokens.
+#[derive(Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct IntrospectionClient {
+    /// Its `client_id`.
+    pub(super) id: String,
+    /// What it proves that with.
+    pub(super) secret: SecretSource,
+}
+
 /// Which OAuth clients may register by themselves.
 #[derive(Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -186,6 +198,11 @@ pub(super) struct Registration {
     /// Dynamic client registration (RFC 7591): `open`, `curated` (default: known hosts, and programs on the user's
     /// machine) or `closed`.
     pub(super) dcr: Option<RegistrationPolicy>,
+    /// Clients whose id is the URL of a document about them: `open` (of any host), `curated` (default: of known hosts and
+    /// of `cimd_hosts`) or `closed`.
+    pub(super) cimd: Option<RegistrationPolicy>,
+    /// Hosts whose documents about clients are accepted besides those of known ones.
+    pub(super) cimd_hosts: Option<Vec<String>>,
     /// Redirect URIs that are accepted besides those of known hosts.
     pub(super) redirect_uris: Option<Vec<String>>,
 }
@@ -360,7 +377,7 @@ pub(super) struct Outbound {
     pub(super) ca_bundle: Option<Paths>,
     /// Proxy for `https` backends; by default `HTTPS_PROXY` and `NO_PROXY` are honoured.
     pub(super) proxy: Option<Proxy>,
-    /// Private networks that URLs named by others may point into, as CIDR; this release follows no such URL.
+    /// Networks that are not public and that URLs named by others may point into all the same, as CIDR.
     pub(super) allow_networks: Option<Vec<String>>,
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use url::Url;
+use url::{Host, Url};
 
 use crate::config::check::Checker;
 use crate::config::model::{Auth, Config, External, Login};
@@ -72,8 +72,11 @@ pub(super) fn auth(checker: &mut Checker<'_>, raw: raw::Auth, config: &Config) -
         ),
         refresh_grace: span(checker, "refresh_grace", raw.refresh_grace, default.refresh_grace, DAY / 24),
         registration: registration.dcr.unwrap_or(default.registration),
+        client_documents: registration.cimd.unwrap_or(default.client_documents),
+        client_document_hosts: hosts(checker, registration.cimd_hosts.unwrap_or_default()),
         redirect_uris: redirect_uris(checker, registration.redirect_uris.unwrap_or_default()),
         login: raw.login.and_then(|login| provider(checker, login)),
+        introspection_clients: introspection_clients(checker, raw.introspection_clients.unwrap_or_default()),
         external: external(checker, raw.external.unwrap_or_default()),
     };
     let listen = config.public.listen;
@@ -166,6 +169,45 @@ fn redirect_uris(checker: &mut Checker<'_>, written: Vec<String>) -> Vec<String>
         }
     }
     written
+}
+
+/// Checks names of hosts, as they are in URLs.
+fn hosts(checker: &mut Checker<'_>, written: Vec<String>) -> Vec<String> {
+    for (index, host) in written.iter().enumerate() {
+        let url = Url::parse(&format!("https://{host}/"));
+        let is_name = url.is_ok_and(
+            |url| matches!(url.host(), Some(Host::Domain(name)) if name == host && name.contains('.') && !name.contains('*')),
+        );
+        if !is_name {
+            let hint =
+                "write a name alone and in lower case, such as `app.example.com`; there are no wildcards";
+            let path = format!("auth.registration.cimd_hosts[{index}]");
+            checker.problem(&path, "not the name of a host", hint);
+        }
+    }
+    written
+}
+
+fn introspection_clients(
+    checker: &mut Checker<'_>,
+    written: Vec<raw::IntrospectionClient>,
+) -> Vec<(String, Secret)> {
+    let mut clients: Vec<(String, Secret)> = Vec::new();
+    for (index, raw) in written.into_iter().enumerate() {
+        let path = format!("auth.introspection_clients[{index}]");
+        let is_legal = !raw.id.is_empty() && raw.id.bytes().all(|b| b.is_ascii_graphic() && b != b':');
+        if !is_legal || clients.iter().any(|(id, _)| *id == raw.id) {
+            let hint = "give each service a name of its own, such as `tickets`";
+            checker.problem(&format!("{path}.id"), "not an id, or there twice", hint);
+        }
+        let Some(secret) = checker.secret(&format!("{path}.secret"), raw.secret) else { continue };
+        if secret.expose().chars().count() < MIN_BOOTSTRAP {
+            let hint = "make one with `openssl rand -hex 32`";
+            checker.problem(&format!("{path}.secret"), "too short: at least 32 characters are needed", hint);
+        }
+        clients.push((raw.id, secret));
+    }
+    clients
 }
 
 fn external(checker: &mut Checker<'_>, written: Vec<raw::External>) -> Vec<External> {

@@ -97,6 +97,28 @@ broken_files! {
           hint: write each one in full, such as `https://app.example.com/callback`; there are no wildcards
     "#;
 
+    documents_of_many_hosts = "auth:\n  registration: { cimd_hosts: [app.example.com, \"*.example.com\", \"https://a.example\", localhost, 10.0.0.1] }\n"
+    says r#"
+        drawbridge.yaml:2:49: auth.registration.cimd_hosts[1]: not the name of a host
+          hint: write a name alone and in lower case, such as `app.example.com`; there are no wildcards
+        drawbridge.yaml:2:66: auth.registration.cimd_hosts[2]: not the name of a host
+          hint: write a name alone and in lower case, such as `app.example.com`; there are no wildcards
+        drawbridge.yaml:2:87: auth.registration.cimd_hosts[3]: not the name of a host
+          hint: write a name alone and in lower case, such as `app.example.com`; there are no wildcards
+        drawbridge.yaml:2:98: auth.registration.cimd_hosts[4]: not the name of a host
+          hint: write a name alone and in lower case, such as `app.example.com`; there are no wildcards
+    "#;
+
+    services_that_are_easy_to_play = "auth:\n  introspection_clients: [{ id: a, secret: short }, { id: a, secret: 0123456789abcdef0123456789abcdef }, { id: \"\", secret: 0123456789abcdef0123456789abcdef }]\n"
+    says r#"
+        drawbridge.yaml:2:36: auth.introspection_clients[0].secret: too short: at least 32 characters are needed
+          hint: make one with `openssl rand -hex 32`
+        drawbridge.yaml:2:55: auth.introspection_clients[1].id: not an id, or there twice
+          hint: give each service a name of its own, such as `tickets`
+        drawbridge.yaml:2:108: auth.introspection_clients[2].id: not an id, or there twice
+          hint: give each service a name of its own, such as `tickets`
+    "#;
+
     token_for_two_days = "auth: { access_token_ttl: 48h }\n"
     says r#"
         drawbridge.yaml:1:9: auth.access_token_ttl: too long
