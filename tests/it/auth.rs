@@ -3,8 +3,10 @@
 mod admin_grants;
 mod admin_tokens;
 mod authorize;
+mod cimd;
 mod discovery;
 mod external;
+mod introspection;
 mod operators;
 mod registration;
 mod sessions;

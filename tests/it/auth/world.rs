@@ -60,6 +60,12 @@ impl World {
         Self { gateways: vec![gateway], records, redis: None, database: None, _demo: demo }
     }
 
+    /// None: records alone, for servers that a test makes itself.
+    pub(super) async fn around(records: SqlRecords) -> Self {
+        let demo = DemoBackend::start().await;
+        Self { gateways: Vec::new(), records, redis: None, database: None, _demo: demo }
+    }
+
     /// Several that share PostgreSQL and Redis.
     pub(super) async fn several(count: usize) -> Self {
         let (demo, redis, database) =
