@@ -6,6 +6,7 @@ mod authorize;
 mod cimd;
 mod discovery;
 mod external;
+mod handles;
 mod introspection;
 mod operators;
 mod registration;

@@ -51,8 +51,13 @@ impl World {
 
     /// One gateway of this mode, and more lines of `auth`, each indented by two spaces.
     pub(super) async fn with(mode: &str, more: &str) -> Self {
+        Self::over(mode, more, |setup| setup).await
+    }
+
+    /// The same with more backends, that `add` adds.
+    pub(super) async fn over(mode: &str, more: &str, add: impl FnOnce(Setup) -> Setup) -> Self {
         let demo = DemoBackend::start().await;
-        let gateway = setup(&demo, mode, more).start().await;
+        let gateway = add(setup(&demo, mode, more)).start().await;
         ready(&gateway).await;
         let file = gateway.dir().join("data/drawbridge.db");
         let records =
