@@ -240,11 +240,6 @@ impl Access {
         }
     }
 
-    /// The issuer of tokens and the URL that clients know, if clients can log in by themselves.
-    pub fn origin(&self) -> Option<&Origin> {
-        self.origin.as_ref()
-    }
-
     /// The API for operators.
     pub fn admin_api(self: &Arc<Self>) -> Router {
         let this = self.clone();

@@ -240,17 +240,25 @@ impl Revocations {
         });
         let (this, leaving) = (self.clone(), tasks.clone());
         tasks.spawn("read revocations", async move {
-            let mut was_deaf = false;
+            let (mut was_deaf, mut is_away) = (false, false);
             loop {
                 let is_deaf = !this.log.is_current();
                 // Once more after the log is heard again: what was lost with it is only in the database.
                 let needed = is_deaf || was_deaf || !this.has_read_all.load(Ordering::Acquire);
                 if needed || !this.was_read_within(READ_BESIDE_EVERY) {
                     match this.read().await {
-                        Ok(()) => was_deaf = is_deaf,
+                        Ok(()) => {
+                            was_deaf = is_deaf;
+                            if std::mem::take(&mut is_away) {
+                                tracing::info!("revocations can be read again");
+                            }
+                        }
                         Err(why) => {
                             was_deaf = true;
-                            tracing::warn!("revocations can't be read: {why}");
+                            // Once, and not each time that it is tried.
+                            if !std::mem::replace(&mut is_away, true) {
+                                tracing::warn!("revocations can't be read: {why}");
+                            }
                         }
                     }
                     this.forget();

@@ -103,6 +103,8 @@ impl Gate {
     ) -> Result<Caller, Kept> {
         let credential = bearer(headers).map_err(Kept::Out)?;
         match self.verifier.verify(credential, name, address).await {
+            // Whoever may not even read has nothing to open a stream for.
+            Ok(identity) if !identity.scopes.allow(scope::READ) => Err(Kept::Out(Denial::Scope(scope::READ))),
             Ok(identity) => Ok(Caller { principal: identity.principal.clone(), identity: Some(identity) }),
             Err(Refused::Invalid(why)) => {
                 tracing::info!(

@@ -178,6 +178,16 @@ impl Inner {
         pages::redirect(&redirect::with(redirect_uri, &all))
     }
 
+    /// Tells the client of a transaction that it gets nothing; the user, where it is not known yet that the client may be
+    /// answered there.
+    pub(crate) fn deny(&self, transaction: &Transaction, why: &str, text: &Text) -> Response<Body> {
+        if transaction.is_unchecked {
+            return self.trouble(text, StatusCode::FORBIDDEN, text.not_allowed);
+        }
+        let denied = [("error", "access_denied"), ("error_description", why)];
+        self.answer_client(&transaction.redirect_uri, transaction.state.as_deref(), &denied)
+    }
+
     /// A page that says what went wrong.
     pub(crate) fn trouble(&self, text: &Text, status: StatusCode, what: &str) -> Response<Body> {
         ErrorPage { status, what, detail: None }.render(text, &self.options.resource_name)

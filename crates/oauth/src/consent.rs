@@ -135,10 +135,7 @@ pub(crate) async fn decide(State(inner): State<Shared>, request: Request<Body>) 
     match form.get("decision") {
         Some("switch") => switch(&inner, transaction, &head.headers, text).await,
         Some("allow") => inner.grant(&transaction, &login, &form, text).await,
-        _ => {
-            let denied = [("error", "access_denied"), ("error_description", "the user has denied access")];
-            inner.answer_client(&transaction.redirect_uri, transaction.state.as_deref(), &denied)
-        }
+        _ => inner.deny(&transaction, "the user has denied access", text),
     }
 }
 
@@ -177,8 +174,7 @@ impl Inner {
         let granted: Vec<String> =
             transaction.scopes.iter().filter(|scope| chosen.contains(&scope.as_str())).cloned().collect();
         if granted.is_empty() {
-            let denied = [("error", "access_denied"), ("error_description", "the user allows nothing of it")];
-            return self.answer_client(&transaction.redirect_uri, transaction.state.as_deref(), &denied);
+            return self.deny(transaction, "the user allows nothing of it", text);
         }
         debug_assert!(granted.iter().all(|scope| [READ, WRITE].contains(&scope.as_str())));
         let client = match self.client_of(transaction, &user, text).await {

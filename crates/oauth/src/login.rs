@@ -5,7 +5,9 @@ use std::time::Duration;
 use axum::body::Body;
 use axum::extract::State;
 use chrono::Utc;
-use drawbridge_auth::records::{User, UserClaims};
+use drawbridge_auth::records::{Revocation, User, UserClaims};
+use drawbridge_auth::revoking::RevocationKey;
+use drawbridge_auth::signing::MAX_LIFETIME;
 use drawbridge_auth::token;
 use drawbridge_auth::verifier::Refused;
 use drawbridge_core::seal::Purpose;
@@ -124,11 +126,7 @@ pub(crate) async fn callback(State(inner): State<Shared>, request: Request<Body>
         Ok((transaction, Some(user))) => inner.logged_in(transaction, &user, &head.headers, text).await,
         Ok((transaction, None)) => {
             tracing::info!("a user was not let in: disabled, or in none of the allowed groups");
-            if transaction.is_unchecked {
-                return inner.trouble(text, StatusCode::FORBIDDEN, text.not_allowed);
-            }
-            let refused = [("error", "access_denied"), ("error_description", "the user is not allowed here")];
-            inner.answer_client(&transaction.redirect_uri, transaction.state.as_deref(), &refused)
+            inner.deny(&transaction, "the user is not allowed here", text)
         }
         Err(page) => *page,
     }
@@ -171,8 +169,7 @@ async fn came_back(
         }
         NotSignedIn::Denied => {
             tracing::info!("the identity provider has denied access");
-            let denied = [("error", "access_denied"), ("error_description", "the login was denied")];
-            Box::new(inner.answer_client(&transaction.redirect_uri, transaction.state.as_deref(), &denied))
+            Box::new(inner.deny(&transaction, "the login was denied", text))
         }
     })?;
     let user = inner.enter(&claims).await.map_err(|why| unavailable(&why))?;
@@ -190,7 +187,14 @@ impl Inner {
         if !is_allowed {
             return Ok(None);
         }
+        let before = self.records.user_of(&claims.issuer, &claims.subject).await?;
         let user = self.records.enter_user(&drawbridge_auth::fresh_id(), claims, Utc::now()).await?;
+        if let Some(before) = before.filter(|before| before.version != user.version) {
+            // What was true of them before, their groups among it, is so no longer.
+            let key = RevocationKey::user(&user.id, before.version);
+            let _told =
+                self.revocations.revoke(&[Revocation { key, until: Utc::now() + MAX_LIFETIME }]).await?;
+        }
         Ok(Some(user).filter(|user| user.disabled_at.is_none()))
     }
 }

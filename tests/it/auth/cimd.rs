@@ -17,6 +17,7 @@ use drawbridge_core::revocation::MemoryRevocations;
 use drawbridge_core::seal::{KeyRing, SealKey};
 use drawbridge_core::state::{MemoryClaims, MemoryLimiter};
 use drawbridge_oauth::Parts;
+use drawbridge_oauth::oidc::{Provider, ProviderOptions};
 use drawbridge_oauth::options::{Options, Registration};
 use drawbridge_sql::{SqlOptions, SqlRecords};
 use drawbridge_testkit::client::{Client, Reply};
@@ -100,6 +101,10 @@ impl Site {
     }
 
     async fn with(count: usize, policy: Registration) -> Self {
+        Self::made(count, policy, None).await
+    }
+
+    async fn made(count: usize, policy: Registration, provider: Option<ProviderOptions>) -> Self {
         let dir = TempDir::new().unwrap();
         let url = format!("sqlite:{}", dir.path().join("records.db").display());
         let sql = Arc::new(SqlRecords::open(&url, &SqlOptions::default()).unwrap());
@@ -123,7 +128,7 @@ impl Site {
             let router = drawbridge_oauth::server(Parts {
                 origin,
                 options,
-                provider: None,
+                provider: provider.clone().map(|options| Provider::new(options, web.clone())),
                 guarded: web.clone(),
                 records,
                 signer,
@@ -164,6 +169,36 @@ impl Site {
         form.extend(more);
         post_form(&self.servers[number], "/token", &form).await
     }
+}
+
+#[tokio::test]
+async fn a_login_that_is_denied_sends_nobody_where_an_unread_document_may_not_allow() {
+    let issuer = "https://login.example.com";
+    let provider = ProviderOptions {
+        issuer: issuer.to_owned(),
+        client_id: "gateway".to_owned(),
+        client_secret: None,
+        scopes: Vec::new(),
+        groups_claim: "groups".to_owned(),
+    };
+    let site = Site::made(1, Registration::Curated, Some(provider)).await;
+    let metadata = json!({ "issuer": issuer, "jwks_uri": format!("{issuer}/keys"),
+        "authorization_endpoint": format!("{issuer}/auth"), "token_endpoint": format!("{issuer}/token") });
+    site.web.at(&format!("{issuer}/.well-known/openid-configuration"), Answer::Json(metadata));
+    let browser = site.browser();
+    let request = Request::of(CLAUDE_CODE).with("redirect_uri", "https://evil.example/cb");
+    let state = browser.get(&request.path()).await.parameter("state").unwrap();
+    let query = super::world::encoded(&[("state", &state), ("error", "access_denied")]);
+    let page = browser.get(&format!("/login/callback?{query}")).await;
+    assert!(page.is_error_page(403), "{page:?}");
+    // A client that is known is told.
+    let body = json!({ "client_name": "A test", "redirect_uris": [REDIRECT] }).to_string();
+    let registered = site.servers[0].post("/register", &[], body).await.json().await;
+    let known = Request::of(registered["client_id"].as_str().unwrap());
+    let state = browser.get(&known.path()).await.parameter("state").unwrap();
+    let query = super::world::encoded(&[("state", &state), ("error", "access_denied")]);
+    let told = browser.get(&format!("/login/callback?{query}")).await;
+    assert_eq!(told.parameter("error").as_deref(), Some("access_denied"), "{told:?}");
 }
 
 /// Signs in without expecting more than an answer.

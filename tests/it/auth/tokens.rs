@@ -204,6 +204,8 @@ async fn issued_tokens_are_good_where_and_as_long_as_they_say() {
     assert_eq!(world.status(0, "/mcp", &near).await, 200);
     let sign_in = world.sign_in_token(&ann).await;
     assert_eq!(world.status(0, "/mcp", &sign_in).await, 403, "it is only for signing in");
+    let stream = world.client(0).bearer(&sign_in).get("/mcp/sse", &[]).await;
+    assert_eq!(stream.status(), 403, "nor does it open a stream");
     // A typing error is found without asking anybody.
     let mut typo = default.clone();
     typo.replace_range(10..11, if &default[10..11] == "A" { "B" } else { "A" });
