@@ -92,10 +92,10 @@ program() { # where the built program is
   cargo metadata --locked --no-deps --format-version 1 |
     python3 -c 'import json, sys; print(json.load(sys.stdin)["target_directory"] + "/debug/drawbridge")'
 }
-benches() { # do those of several instances work? What they print of this build means nothing.
+benches() { # do those with a Redis work? What they print of this build means nothing.
   local folder part
   folder=$(dirname "$(program)")
-  for part in fleet fanout steps; do
+  for part in fleet fanout steps auth; do
     "$folder/drawbridge-bench" "$part" --quick --drawbridge "$folder/drawbridge" || return 1
   done
 }

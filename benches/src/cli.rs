@@ -10,6 +10,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use clap::{Args, Parser, Subcommand};
 
+use crate::auth::{self, AuthArgs};
 use crate::backend::{self, Eras};
 use crate::client::Endpoint;
 use crate::fanout::{self, FanoutArgs};
@@ -50,6 +51,8 @@ enum Command {
     Fanout(FanoutArgs),
     /// Prints what each step of a session costs where instances share a Redis.
     Steps(StepsArgs),
+    /// Prints what it costs to know who calls, and how soon a revoked token is refused.
+    Auth(AuthArgs),
     /// Prints the size of the program and how soon it listens.
     Start(StartArgs),
     /// Sends load to a URL and prints one row.
@@ -150,6 +153,7 @@ fn command(command: Command) -> anyhow::Result<()> {
         Command::Fleet(args) => fleet::run(args),
         Command::Fanout(args) => fanout::run(args),
         Command::Steps(args) => steps::run(&args),
+        Command::Auth(args) => auth::run(&args),
         Command::Start(args) => start::run(&args),
         Command::Load(args) => load(args),
         Command::Backend(args) => backend::serve(args.listen.listen, args.eras, args.listen.threads()),
@@ -159,7 +163,7 @@ fn command(command: Command) -> anyhow::Result<()> {
 
 fn load(args: LoadArgs) -> anyhow::Result<()> {
     let scenario = scenario::named(&args.scenario)?;
-    let endpoint = Endpoint { address: args.to, path: args.path, prefix: args.prefix };
+    let endpoint = Endpoint { address: args.to, path: args.path, prefix: args.prefix, token: None };
     let plan = Plan {
         connections: args.conns as usize,
         warm: Duration::from_millis(args.warm_ms),

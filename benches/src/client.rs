@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use anyhow::{Context as _, bail, ensure};
 use bytes::{Buf as _, Bytes};
-use http::header::{ACCEPT, CONTENT_TYPE, HOST, HeaderName};
+use http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HOST, HeaderName};
 use http::{HeaderValue, Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt as _, Full};
 use hyper::body::Incoming;
@@ -31,11 +31,13 @@ pub(crate) struct Endpoint {
     pub(crate) path: String,
     /// What the target puts before the names of tools.
     pub(crate) prefix: String,
+    /// With which token, if with one.
+    pub(crate) token: Option<String>,
 }
 
 impl Endpoint {
     pub(crate) fn new(address: SocketAddr, path: &str) -> Self {
-        Self { address, path: path.to_owned(), prefix: String::new() }
+        Self { address, path: path.to_owned(), prefix: String::new(), token: None }
     }
 }
 
@@ -45,6 +47,7 @@ pub(crate) struct Connection {
     host: HeaderValue,
     path: String,
     prefix: String,
+    authorization: Option<HeaderValue>,
     session: Option<HeaderValue>,
     next_id: u64,
     /// Drives the connection; ends with it.
@@ -61,8 +64,8 @@ struct Seen {
 /// What an iteration met.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Met {
-    /// The backend answered with JSON, the target with an event stream.
-    pub(crate) became_sse: bool,
+    /// The backend answered with JSON and the target with an event stream, or the other way round.
+    pub(crate) changed_form: bool,
 }
 
 impl Connection {
@@ -76,8 +79,10 @@ impl Connection {
             // the sender reports what ends it
             let _ended = connection.await;
         });
+        let bearer = endpoint.token.as_ref().map(|token| HeaderValue::from_str(&format!("Bearer {token}")));
         Ok(Self {
             sender,
+            authorization: bearer.transpose()?,
             host: HeaderValue::from_str(&endpoint.address.to_string())?,
             path: endpoint.path.clone(),
             prefix: endpoint.prefix.clone(),
@@ -100,7 +105,11 @@ impl Connection {
 
     fn request(&self, method: Method, body: Bytes) -> anyhow::Result<Request<Full<Bytes>>> {
         let mut request = Request::builder().method(method).uri(&self.path).body(Full::new(body))?;
-        request.headers_mut().insert(HOST, self.host.clone());
+        let headers = request.headers_mut();
+        headers.insert(HOST, self.host.clone());
+        if let Some(authorization) = &self.authorization {
+            headers.insert(AUTHORIZATION, authorization.clone());
+        }
         Ok(request)
     }
 
@@ -187,8 +196,7 @@ impl Connection {
         let seen = Seen::read(response).await?;
         let steps = if tool.burst { BURST } else { 0 };
         seen.check(id, tool.size..=tool.size + 1000 + steps * 400, steps)?;
-        ensure!(seen.sse || !tool.sse, "an event stream became JSON");
-        Ok(Met { became_sse: seen.sse && !tool.sse })
+        Ok(Met { changed_form: seen.sse != tool.sse })
     }
 
     /// Calls the tool that asks, as a client without a session, and leaves it waiting.
@@ -229,7 +237,7 @@ impl Connection {
         let response = self.send(request).await?;
         let seen = Seen::read(response).await?;
         seen.check(id, size, 0)?;
-        Ok(Met { became_sse: seen.sse })
+        Ok(Met { changed_form: seen.sse })
     }
 
     fn plain(&self, id: u64, method: &'static str, modern: bool) -> anyhow::Result<Request<Full<Bytes>>> {

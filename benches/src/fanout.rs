@@ -161,6 +161,7 @@ fn row(args: &FanoutArgs, count: usize) -> anyhow::Result<Row> {
         store: Store::Redis,
         scope: args.scope,
         log: setup::LOG,
+        more: None,
     })?;
     let redis = setup.redis.as_ref().context("no Redis")?;
     let rounds = net::runtime()?.block_on(async {

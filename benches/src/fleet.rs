@@ -105,6 +105,7 @@ pub(crate) fn run(mut args: FleetArgs) -> anyhow::Result<()> {
             store,
             scope,
             log: &args.log_level,
+            more: None,
         })
         .with_context(|| format!("start {name}"))?;
         sides.push(Side { name, balancer: setup.balanced()?, setup });

@@ -2,8 +2,9 @@
 //!
 //! One binary, `drawbridge-bench`, holds all parts: `backend` answers, `proxy` passes through, `load` asks,
 //! `run` does it side by side and counts the processor time; `fleet`, `fanout` and `steps` look at several instances with
-//! a Redis. See `README.md` in this folder.
+//! a Redis, `auth` at who calls. See `README.md` in this folder.
 
+mod auth;
 mod backend;
 mod body;
 pub mod cli;

@@ -42,7 +42,7 @@ pub(crate) struct Outcome {
     pub(crate) ticks: u64,
     pub(crate) first_error: Option<String>,
     /// JSON answers that the target turned into event streams.
-    pub(crate) became_sse: u64,
+    pub(crate) changed_form: u64,
 }
 
 impl Outcome {
@@ -66,7 +66,7 @@ struct Worker {
     latencies: Vec<u32>,
     errors: u64,
     first_error: Option<String>,
-    became_sse: u64,
+    changed_form: u64,
 }
 
 /// Runs one cell; `sample` is read at both ends of the measured time.
@@ -121,7 +121,7 @@ pub(crate) fn cell(
         for part in worker.join().map_err(|_panic| anyhow!("a load thread failed"))?? {
             latencies.extend(part.latencies);
             outcome.errors += part.errors;
-            outcome.became_sse += part.became_sse;
+            outcome.changed_form += part.changed_form;
             outcome.first_error = outcome.first_error.or(part.first_error);
         }
     }
@@ -181,7 +181,7 @@ async fn drive(shared: Arc<Shared>, mut connection: Connection) -> Worker {
         match connection.iterate(&shared.scenario).await {
             Ok(met) => {
                 shared.done.fetch_add(1, Ordering::Relaxed);
-                worker.became_sse += u64::from(met.became_sse);
+                worker.changed_form += u64::from(met.changed_form);
                 if measured {
                     worker.latencies.push(u32::try_from(begin.elapsed().as_nanos()).unwrap_or(u32::MAX));
                 }

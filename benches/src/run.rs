@@ -87,7 +87,7 @@ struct Series {
     /// Microseconds per iteration.
     cpu: Vec<f64>,
     errors: u64,
-    became_sse: u64,
+    changed_form: u64,
     first_error: Option<String>,
 }
 
@@ -98,7 +98,7 @@ impl Series {
         self.p99.push(outcome.p99);
         self.cpu.push(if measured { cpu(outcome.ticks, outcome.done) } else { f64::NAN });
         self.errors += outcome.errors;
-        self.became_sse += outcome.became_sse;
+        self.changed_form += outcome.changed_form;
         self.first_error = self.first_error.take().or(outcome.first_error);
     }
 }
@@ -282,8 +282,11 @@ fn show(targets: &[Target], scenario: &Scenario, connections: usize, series: &[S
             number(added, 2),
             if over { " over the aim" } else { "" },
         );
-        if own.became_sse > 0 {
-            println!("    {} JSON answers became event streams", own.became_sse);
+        if own.changed_form > 0 {
+            println!(
+                "    {} answers in the other form: JSON as an event stream, or an event stream as JSON",
+                own.changed_form
+            );
         }
         if let Some(error) = &own.first_error {
             println!("    {} errors; the first: {error}", own.errors);

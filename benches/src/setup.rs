@@ -9,7 +9,7 @@ use std::{fs, iter};
 
 use anyhow::{Context as _, ensure};
 use clap::ValueEnum;
-use serde_json::json;
+use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::client::Endpoint;
@@ -61,6 +61,8 @@ pub(crate) struct Plan<'a> {
     pub(crate) scope: SessionScope,
     /// `log.level`; a line for each call if not said otherwise.
     pub(crate) log: &'a str,
+    /// More of the configuration, by its top-level keys.
+    pub(crate) more: Option<&'a Value>,
 }
 
 /// The level of the log where nothing else is said.
@@ -71,6 +73,8 @@ pub(crate) struct Instance {
     process: Running,
     pub(crate) address: SocketAddr,
     probes: SocketAddr,
+    /// Where operators are answered.
+    pub(crate) admin: SocketAddr,
 }
 
 /// The gateways of one plan. What is needed last is dropped last.
@@ -90,7 +94,8 @@ pub(crate) struct Balancer {
 impl Instance {
     fn start(plan: Plan<'_>, redis: Option<&Redis>, folder: &Path) -> anyhow::Result<Self> {
         fs::create_dir_all(folder)?;
-        let probes = SocketAddr::from((Ipv4Addr::LOCALHOST, net::free_port()?));
+        let free = || anyhow::Ok(SocketAddr::from((Ipv4Addr::LOCALHOST, net::free_port()?)));
+        let (probes, admin) = (free()?, free()?);
         let mut config = json!({
             "seal": { "keys": [{ "id": "bench", "key": KEY }] },
             "admin": { "probes": probes.to_string() },
@@ -106,12 +111,21 @@ impl Instance {
             config.insert("redis".to_owned(), json!({ "url": redis.url() }));
             config.insert("drain".to_owned(), json!({ "delay": "0s" }));
         }
+        if let (Some(Value::Object(more)), Some(config)) = (plan.more, config.as_object_mut()) {
+            for (name, value) in more {
+                match (config.get_mut(name).and_then(Value::as_object_mut), value) {
+                    (Some(own), Value::Object(more)) => own.extend(more.clone()),
+                    _ => drop(config.insert(name.clone(), value.clone())),
+                }
+            }
+        }
         let file = folder.join("drawbridge.yaml");
         fs::write(&file, config.to_string())?;
         let mut command = target::serve(plan.drawbridge, folder)?;
-        command.arg("--config").arg(file).args(["--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"]);
+        command.arg("--config").arg(file).args(["--listen", "127.0.0.1:0"]);
+        command.args(["--admin-listen", &admin.to_string()]);
         let started = target::start(&mut command).context("start Drawbridge")?;
-        Ok(Self { process: started.process, address: started.address, probes })
+        Ok(Self { process: started.process, address: started.address, probes, admin })
     }
 
     /// Processor time in seconds.
@@ -192,11 +206,23 @@ pub(crate) fn get(address: SocketAddr, path: &str) -> anyhow::Result<(u16, Strin
 
 /// A request without a body, on a connection of its own.
 pub(crate) fn exchange(address: SocketAddr, method: &str, path: &str) -> anyhow::Result<(u16, String)> {
+    exchange_with(address, method, path, "", "")
+}
+
+/// A request with these lines of headers, on a connection of its own.
+pub(crate) fn exchange_with(
+    address: SocketAddr,
+    method: &str,
+    path: &str,
+    headers: &str,
+    body: &str,
+) -> anyhow::Result<(u16, String)> {
     let mut stream = TcpStream::connect_timeout(&address, PATIENCE)?;
     stream.set_read_timeout(Some(PATIENCE))?;
     write!(
         stream,
-        "{method} {path} HTTP/1.1\r\nHost: {address}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+        "{method} {path} HTTP/1.1\r\nHost: {address}\r\n{headers}Content-Length: {}\r\nConnection: close\r\n\r\n{body}",
+        body.len()
     )?;
     let mut answer = Vec::new();
     stream.read_to_end(&mut answer)?;

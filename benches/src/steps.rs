@@ -89,6 +89,7 @@ pub(crate) fn run(args: &StepsArgs) -> anyhow::Result<()> {
         store: Store::Redis,
         scope: args.scope,
         log: LOG,
+        more: None,
     })?;
     let runtime = net::runtime()?;
     let mut clients =

@@ -57,6 +57,9 @@ def connects(address, port=PORT):
 
 def gateway(address, folder, keep_alive="15s", probes=PROBES):
     text = (DEPLOY / "compose/drawbridge.yaml").read_text()
+    # What is asked here is how balancers and gateways get on, not who calls.
+    text = text.replace("auth: { mode: embedded }", "auth: { mode: none, i_know_this_is_open: true }")
+    text = "".join(line for line in text.splitlines(True) if not line.startswith(("database:", "  bootstrap_token:")))
     for old, new in (("0.0.0.0:8080", f"{address}:{PORT}"), ("0.0.0.0:9091", f"{address}:{probes}"), ("127.0.0.1:9090", f"{address}:0"),
                      ("http://demo:9000", f"http://{DEMO}:{PORT}"), ("/var/lib/drawbridge", f"{folder}/{address}")):
         assert old in text, f"compose/drawbridge.yaml doesn't have {old} any more"

@@ -58,7 +58,7 @@ def checked(config):
         key = base64.b64encode(os.urandom(32)).decode()
         for id in ("k1", "k2"): pathlib.Path(folder, id).write_text(key)
         file = pathlib.Path(folder, "drawbridge.yaml"); file.write_text(config.replace("/etc/drawbridge-seal/", folder + "/"))
-        run(os.environ["DRAWBRIDGE"], "check", "--config", file, DRAWBRIDGE_SEAL_K1=key, TICKETS_URL="http://tickets/mcp", TICKETS_AUTHORIZATION="x")
+        run(os.environ["DRAWBRIDGE"], "check", "--config", file, DRAWBRIDGE_SEAL_K1=key, DRAWBRIDGE_ADMIN_TOKEN="0f" * 32, DATABASE_URL="postgres://d:p@db/d", TICKETS_URL="http://tickets/mcp", TICKETS_AUTHORIZATION="x")
 
 
 def seconds(text):
@@ -93,17 +93,20 @@ def the_dockerfile_is_well_formed():
     for stage in stages: assert "\nUSER 65532:65532\n" in stage, stage
 
 
-def compose(*args, fails=None): return run("docker-compose", "-f", ROOT / "docker-compose.yml", "--env-file", "/dev/null", *args, fails=fails, DRAWBRIDGE_SEAL_K1="" if fails else "x")
+COMPOSE_SECRETS = {"DRAWBRIDGE_SEAL_K1": "openssl rand -base64 32", "DRAWBRIDGE_ADMIN_TOKEN": "openssl rand -hex 32", "POSTGRES_PASSWORD": "openssl rand -hex 16"}
+
+
+def compose(*args, fails=None, **env): return run("docker-compose", "-f", ROOT / "docker-compose.yml", "--env-file", "/dev/null", *args, fails=fails, **{**dict.fromkeys(COMPOSE_SECRETS, "x"), **env})
 
 
 def compose_reads_its_file():
     services = json.loads(compose("config", "--format", "json"))["services"]
-    compose("config", fails="openssl rand -base64 32")
+    for name, advice in COMPOSE_SECRETS.items(): compose("config", fails=advice, **{name: ""})
     config = load(DEPLOY / "compose/drawbridge.yaml")
     for name, service in services.items():
         assert service["read_only"] and service["cap_drop"] == ["ALL"], name
         for port in service.get("ports", []): assert port.get("host_ip") == "127.0.0.1", f"{name} is open to others"
-        for volume in service.get("volumes", []): assert pathlib.Path(volume["source"]).is_file(), volume
+        for volume in service.get("volumes", []): assert volume["type"] == "volume" or pathlib.Path(volume["source"]).is_file(), volume
     # HAProxy is told of the gateways with the variables that its file has, at the ports that theirs has.
     told, known = services["haproxy"]["environment"], set(re.findall(r"\$\{(\w+)", (DEPLOY / "haproxy.cfg").read_text()))
     assert set(told) <= known, set(told) - known
@@ -140,6 +143,8 @@ def nothing_sticks_and_nothing_is_sent_twice():
 # --- chart ---
 
 def helm(verb, *values, fails=None, **sets):
+    # Hosts have to know where to log in; the single one asks nobody.
+    if "single" not in values: sets = {"config__public__url": "https://mcp.example.com", **sets}
     args = [f"--set-json={key.replace('__', '.')}={json.dumps(value)}" for key, value in sets.items()]
     command = ["helm", "template", "dev", CHART, "--kube-version", KUBERNETES[0]] if verb == "template" else ["helm", "lint", "--strict", "--quiet", CHART]
     return run(*command, *[f"--values={CHART}/ci/{v}-values.yaml" for v in values], *args, fails=fails)
@@ -209,6 +214,9 @@ def the_chart_refuses_what_can_not_work():
     for fails, sets in [
         ("several instances need Redis", {"redis__enabled": False}),
         ("several instances need Redis", {"redis__enabled": False, "replicaCount": 1, "autoscaling__enabled": True}),
+        ("set database.enabled", {"database__enabled": False}),
+        ("set config.public.url", {"config__public__url": ""}),
+        ("config.database: the chart sets this itself", {"config__database": {"url": "x"}}),
         ("something to go by", {"autoscaling__enabled": True, "autoscaling__cpu__enabled": False}),
         ("config.drain.deadline: the chart sets this itself", {"config__drain": {"deadline": "5s"}}),
         ("config.seal: the chart sets this itself", {"config__seal": {"keys": []}}),

@@ -1,4 +1,5 @@
-//! `/admin/v1`: tokens, users, grants, OAuth clients and the audit trail, for operators and their programs.
+//! `/admin/v1`: tokens, users, grants, OAuth clients, the audit trail, and the gateway that runs, for operators and their
+//! programs.
 //!
 //! What a request changes is in the database, told to all instances and written in the audit trail before it is
 //! answered. A file for each kind of thing; [`admission`] says who may, [`problem`] what is answered to what fails.
@@ -12,6 +13,7 @@ mod asked;
 mod audit;
 mod clients;
 mod document;
+pub mod gateway;
 mod grants;
 mod lifetime;
 mod new_token;
@@ -73,6 +75,8 @@ pub struct Api {
     pub limiter: Arc<dyn Limiter>,
     /// Why the database can't be used.
     pub trouble: Trouble,
+    /// The gateway that runs, if one does.
+    pub gateway: Option<Arc<dyn gateway::Gateway>>,
 }
 
 impl Api {
@@ -162,6 +166,12 @@ fn described() -> (Router<Arc<Api>>, OpenApi) {
         .routes(routes!(clients::disable))
         .routes(routes!(clients::enable))
         .routes(routes!(audit::list))
+        .routes(routes!(gateway::instances))
+        .routes(routes!(gateway::backends))
+        .routes(routes!(gateway::backend))
+        .routes(routes!(gateway::endpoints))
+        .routes(routes!(gateway::sessions))
+        .routes(routes!(gateway::end_session))
         .split_for_parts();
     (router, complete(document))
 }

@@ -10,10 +10,12 @@ use anyhow::Context as _;
 use axum::Router;
 use axum::body::Body;
 use chrono::{TimeDelta, Utc};
+use drawbridge_admin::api::gateway::Gateway;
 use drawbridge_admin::api::{Admission, Api, BOOTSTRAP};
 use drawbridge_auth::audit::AuditTrail;
 use drawbridge_auth::jwks::{Jwks, Location};
 use drawbridge_auth::jwt::{ALGORITHMS, Algorithm, Policy};
+use drawbridge_auth::opaque::Introspection;
 use drawbridge_auth::records::{Records, RecordsError, SecretHash, Token};
 use drawbridge_auth::resource::Origin;
 use drawbridge_auth::revoking::Revocations;
@@ -134,13 +136,20 @@ impl Access {
         let signer = own.map(|origin| Arc::new(Signer::new(origin.as_str(), records.clone(), ring.clone())));
         let mut issuers: Vec<Issuer> = Vec::new();
         if let Some(signer) = &signer {
-            issuers.push(Issuer { policy: signer.policy(), keys: signer.clone(), is_own: true });
+            issuers.push(Issuer {
+                policy: signer.policy(),
+                keys: signer.clone(),
+                is_own: true,
+                introspection: None,
+            });
         }
         if config.auth.mode == AuthMode::External {
             let fetcher = Arc::new(Fetcher::new(collector_options(config)));
             issuers.extend(config.auth.external.iter().map(|issuer| external(issuer, &fetcher)));
         }
-        let verifier = Arc::new(Verifier::new(origin.clone(), records, revocations.clone(), issuers));
+        let limiter = WithFallback::new(shared.limiter.clone());
+        let verifier = Verifier::new(origin.clone(), records, revocations.clone(), issuers, limiter);
+        let verifier = Arc::new(verifier);
         let this = Arc::new(Self {
             records: sql.clone(),
             revocations,
@@ -240,8 +249,13 @@ impl Access {
         }
     }
 
-    /// The API for operators.
-    pub fn admin_api(self: &Arc<Self>) -> Router {
+    /// What names the resources, where tokens name them.
+    pub(crate) fn origin(&self) -> Option<&Origin> {
+        self.origin.as_ref()
+    }
+
+    /// The API for operators of `gateway`.
+    pub fn admin_api(self: &Arc<Self>, gateway: Arc<dyn Gateway>) -> Router {
         let this = self.clone();
         drawbridge_admin::api::routes(Api {
             admission: Admission::Credentials { verifier: self.verifier.clone(), bootstrap: self.bootstrap },
@@ -251,6 +265,7 @@ impl Access {
             claims: self.shared.claims.clone(),
             limiter: self.shared.limiter.clone(),
             trouble: Arc::new(move || this.trouble()),
+            gateway: Some(gateway),
         })
     }
 
@@ -375,6 +390,10 @@ fn external(external: &External, fetcher: &Arc<Fetcher>) -> Issuer {
         },
         keys: Arc::new(Jwks::new(&external.issuer, location, fetcher.clone())),
         is_own: false,
+        introspection: external.introspection.as_ref().map(|asked| {
+            let secret = asked.client_secret.expose().to_owned();
+            Introspection::new(asked.url.clone(), asked.client_id.clone(), secret, fetcher.clone())
+        }),
     }
 }
 

@@ -16,6 +16,7 @@ use tokio::task::JoinHandle;
 use crate::access::{Access, EndpointNames};
 use crate::config::{self, Config, FileRead, Inputs};
 use crate::listener::{Workers, bind};
+use crate::overview::Overview;
 use crate::reload::{self, Status};
 use crate::seal_key;
 use crate::shared_state::Store;
@@ -118,14 +119,20 @@ impl Gateway {
         gateway.wired.metrics.configuration.is_applied();
         let status = gateway.status.clone();
         let for_operators = drawbridge_admin::config::routes(Arc::new(move || status.read()));
-        let api = gateway.access.as_ref().map_or_else(drawbridge_admin::api::absent, Access::admin_api);
+        let name = config.instance_id.unwrap_or_else(|| format!("pid-{}", std::process::id()));
+        let api = match &gateway.access {
+            Some(access) => {
+                let origin = access.origin().cloned();
+                access.admin_api(Overview::new(gateway.wired.clone(), name.clone(), origin))
+            }
+            None => drawbridge_admin::api::absent(),
+        };
         gateway.serve_probes(admin, for_operators.merge(api))?;
         if let Some(listener) = probes {
             gateway.probes = Some(listener.local_addr()?);
             gateway.serve_probes(listener, Router::new())?;
         }
         gateway.sweep_now_and_then();
-        let name = config.instance_id.unwrap_or_else(|| format!("pid-{}", std::process::id()));
         tracing::info!(instance.id = name, public = %gateway.public, admin = %gateway.admin, "started");
         Ok(gateway)
     }

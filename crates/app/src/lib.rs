@@ -13,6 +13,7 @@ pub mod hardening;
 pub mod listener;
 pub mod live;
 pub mod operator;
+mod overview;
 pub mod quickstart;
 pub mod reload;
 pub mod seal_key;

@@ -28,6 +28,14 @@ impl Current {
     pub fn before(config: &Config) -> Self {
         Self { config: config.clone(), backends: BTreeMap::new(), endpoints: Vec::new() }
     }
+
+    pub(crate) fn config(&self) -> &Config {
+        &self.config
+    }
+
+    pub(crate) fn endpoints(&self) -> &[Arc<Endpoint>] {
+        &self.endpoints
+    }
 }
 
 #[derive(Clone)]

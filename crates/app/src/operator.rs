@@ -140,6 +140,7 @@ impl Admin {
             claims: Arc::new(MemoryClaims::default()),
             limiter: Arc::new(MemoryLimiter::default()),
             trouble: Arc::new(|| None),
+            gateway: None,
         });
         Ok(Self::Database { router, records })
     }

@@ -7,10 +7,12 @@ use std::time::Duration;
 use async_trait::async_trait;
 use jsonwebtoken::Algorithm;
 use jsonwebtoken::jwk::{AlgorithmParameters, Jwk, PublicKeyUse};
+use parking_lot::Mutex;
 use serde::Deserialize;
 use serde_json::Value;
-use tokio::sync::Mutex;
+use tokio::task::JoinHandle;
 use tokio::time::Instant;
+use tracing::Instrument as _;
 
 use crate::fetch::{Fetch, NotFetched, document};
 use crate::jwt::{KeySource, NoKeys, VerifyingKey};
@@ -22,6 +24,8 @@ const KEPT: (Duration, Duration, Duration) =
     (Duration::from_secs(60), Duration::from_secs(300), Duration::from_secs(900));
 /// For an unknown key the issuer is asked this often at most.
 const ASK_EVERY: Duration = Duration::from_secs(30);
+/// The part of their time after which keys are fetched anew, while the old ones are still used.
+const AHEAD: f32 = 0.8;
 /// Keys are used for so long after their time if the issuer does not answer.
 const STALE: Duration = Duration::from_secs(3600);
 
@@ -38,22 +42,49 @@ pub enum Location {
 struct Kept {
     keys: Vec<VerifyingKey>,
     url: Option<String>,
-    until: Option<Instant>,
+    /// From when on they are fetched anew, and until when they are good.
+    times: Option<(Instant, Instant)>,
     asked: Option<Instant>,
     error: Option<String>,
 }
 
+impl Kept {
+    fn until(&self, of: impl Fn((Instant, Instant)) -> Instant) -> bool {
+        self.times.is_some_and(|times| Instant::now() < of(times))
+    }
+
+    fn is_fresh(&self) -> bool {
+        self.until(|(_, end)| end)
+    }
+
+    fn is_due(&self) -> bool {
+        !self.until(|(due, _)| due)
+    }
+
+    fn is_usable(&self) -> bool {
+        self.until(|(_, end)| end + STALE)
+    }
+
+    fn may_ask(&self) -> bool {
+        self.asked.is_none_or(|asked| asked.elapsed() >= ASK_EVERY)
+    }
+}
+
 /// The keys of an issuer.
-pub struct Jwks {
+pub struct Jwks(Arc<Inner>);
+
+struct Inner {
     issuer: String,
     location: Location,
     fetch: Arc<dyn Fetch>,
     kept: Mutex<Kept>,
+    /// Held by the one that asks.
+    asking: tokio::sync::Mutex<()>,
 }
 
 impl std::fmt::Debug for Jwks {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Jwks").field("issuer", &self.issuer).finish_non_exhaustive()
+        f.debug_struct("Jwks").field("issuer", &self.0.issuer).finish_non_exhaustive()
     }
 }
 
@@ -66,22 +97,44 @@ struct Metadata {
 impl Jwks {
     /// The keys of `issuer`, which are not fetched until they are needed.
     pub fn new(issuer: &str, location: Location, fetch: Arc<dyn Fetch>) -> Self {
-        Self { issuer: issuer.to_owned(), location, fetch, kept: Mutex::default() }
+        Self(Arc::new(Inner {
+            issuer: issuer.to_owned(),
+            location,
+            fetch,
+            kept: Mutex::default(),
+            asking: tokio::sync::Mutex::default(),
+        }))
     }
 
-    async fn refresh(&self, kept: &mut Kept) {
-        kept.asked = Some(Instant::now());
-        match self.load(kept.url.clone()).await {
+    /// Fetches the keys, if that was not done a moment ago. It goes on if the caller does not.
+    #[expect(clippy::disallowed_methods, reason = "it ends by itself: what is fetched has a deadline")]
+    fn refresh(&self) -> JoinHandle<()> {
+        let inner = self.0.clone();
+        let span = tracing::Span::current();
+        tokio::spawn(async move { inner.refresh().await }.instrument(span))
+    }
+}
+
+impl Inner {
+    async fn refresh(&self) {
+        let _asking = self.asking.lock().await;
+        let url = {
+            let mut kept = self.kept.lock();
+            if !kept.may_ask() {
+                return;
+            }
+            kept.asked = Some(Instant::now());
+            kept.url.clone()
+        };
+        let loaded = self.load(url).await;
+        let mut kept = self.kept.lock();
+        match loaded {
             Ok((url, keys, age)) => {
                 let (least, default, most) = KEPT;
                 let age = age.map_or(default, |age| age.clamp(least, most));
-                *kept = Kept {
-                    keys,
-                    url: Some(url),
-                    until: Some(Instant::now() + age),
-                    asked: kept.asked,
-                    error: None,
-                };
+                let now = Instant::now();
+                let times = Some((now + age.mul_f32(AHEAD), now + age));
+                *kept = Kept { keys, url: Some(url), times, asked: kept.asked, error: None };
             }
             Err(NotFetched(why)) => {
                 tracing::warn!(issuer = self.issuer, "the keys of an issuer can't be had: {why}");
@@ -217,21 +270,145 @@ fn is_weak(jwk: &Jwk) -> bool {
 #[async_trait]
 impl KeySource for Jwks {
     async fn key(&self, kid: Option<&str>, algorithm: Algorithm) -> Result<Option<VerifyingKey>, NoKeys> {
-        let mut kept = self.kept.lock().await;
-        let find = |kept: &Kept| find(&kept.keys, kid, algorithm);
-        let now = Instant::now();
-        let is_fresh = kept.until.is_some_and(|until| now < until);
-        if is_fresh && let Some(key) = find(&kept) {
-            return Ok(Some(key));
+        {
+            let kept = self.0.kept.lock();
+            // An issuer that did not answer is not waited for again while its keys can still be used.
+            let is_good = kept.is_fresh() || (kept.error.is_some() && kept.is_usable());
+            if is_good && let Some(key) = find(&kept.keys, kid, algorithm) {
+                if kept.is_due() && kept.may_ask() {
+                    drop(self.refresh());
+                }
+                return Ok(Some(key));
+            }
         }
-        if kept.asked.is_none_or(|asked| asked.elapsed() >= ASK_EVERY) {
-            self.refresh(&mut kept).await;
+        if self.refresh().await.is_err() {
+            tracing::error!(issuer = self.0.issuer, "fetching the keys of an issuer ended in a panic");
         }
-        let is_usable = kept.until.is_some_and(|until| Instant::now() < until + STALE);
-        if is_usable {
-            return Ok(find(&kept));
+        let kept = self.0.kept.lock();
+        if kept.is_usable() {
+            return Ok(find(&kept.keys, kid, algorithm));
         }
         let why = kept.error.clone().unwrap_or_else(|| "not fetched yet".to_owned());
-        Err(NoKeys { issuer: self.issuer.clone(), why })
+        Err(NoKeys { issuer: self.0.issuer.clone(), why })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use http::{Request, Response};
+    use jsonwebtoken::EncodingKey;
+    use serde_json::json;
+    use tokio::sync::Semaphore;
+
+    use super::*;
+
+    /// An issuer of which a test says what it answers, and when.
+    struct Issuer {
+        kids: Mutex<Vec<&'static str>>,
+        asked: AtomicUsize,
+        answers: Semaphore,
+    }
+
+    impl Issuer {
+        fn with(kids: &[&'static str]) -> Arc<Self> {
+            Arc::new(Self {
+                kids: Mutex::new(kids.to_vec()),
+                asked: AtomicUsize::new(0),
+                answers: Semaphore::new(1000),
+            })
+        }
+
+        fn keys(self: &Arc<Self>) -> Jwks {
+            Jwks::new("https://id.example", Location::Url("https://id.example/keys".to_owned()), self.clone())
+        }
+
+        fn asked(&self) -> usize {
+            self.asked.load(Ordering::Relaxed)
+        }
+    }
+
+    #[async_trait]
+    impl Fetch for Issuer {
+        async fn fetch(&self, _: Request<Vec<u8>>, _: usize) -> Result<Response<Vec<u8>>, NotFetched> {
+            self.asked.fetch_add(1, Ordering::Relaxed);
+            self.answers.acquire().await.unwrap().forget();
+            let pair = rcgen::KeyPair::generate_for(&rcgen::PKCS_ECDSA_P256_SHA256).unwrap();
+            let key = EncodingKey::from_ec_der(&pair.serialize_der());
+            let public = |kid: &&str| {
+                let mut jwk = Jwk::from_encoding_key(&key, Algorithm::ES256).unwrap();
+                jwk.common.key_id = Some((*kid).to_owned());
+                jwk
+            };
+            let keys: Vec<Jwk> = self.kids.lock().iter().map(public).collect();
+            let body = serde_json::to_vec(&json!({ "keys": keys })).unwrap();
+            let response = Response::builder()
+                .header("content-type", "application/json")
+                .header("cache-control", "max-age=100");
+            Ok(response.body(body).unwrap())
+        }
+    }
+
+    async fn has(keys: &Jwks, kid: &str) -> bool {
+        keys.key(Some(kid), Algorithm::ES256).await.unwrap().is_some()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn t27_a_new_key_is_asked_for_once_and_a_removed_one_ends_with_its_time() {
+        let issuer = Issuer::with(&["old"]);
+        let keys = issuer.keys();
+        assert!(has(&keys, "old").await);
+        issuer.kids.lock().push("new");
+        tokio::time::advance(ASK_EVERY).await;
+        assert!(has(&keys, "new").await && has(&keys, "old").await);
+        assert_eq!(issuer.asked(), 2);
+
+        *issuer.kids.lock() = vec!["new"];
+        tokio::time::advance(Duration::from_secs(70)).await;
+        assert!(has(&keys, "old").await, "its time is not over");
+        tokio::time::advance(Duration::from_secs(31)).await;
+        assert!(!has(&keys, "old").await);
+        assert!(has(&keys, "new").await);
+        assert_eq!(issuer.asked(), 3);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn keys_are_fetched_anew_before_their_time_is_over_and_nobody_waits() {
+        let issuer = Issuer::with(&["one"]);
+        let keys = issuer.keys();
+        assert!(has(&keys, "one").await);
+        issuer.answers.forget_permits(1000);
+        tokio::time::advance(Duration::from_secs(81)).await;
+        for _ in 0..3 {
+            assert!(has(&keys, "one").await);
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(issuer.asked(), 2);
+        issuer.answers.add_permits(1);
+        while keys.0.kept.lock().is_due() {
+            tokio::task::yield_now().await;
+        }
+        tokio::time::advance(Duration::from_secs(79)).await;
+        assert!(has(&keys, "one").await);
+        assert_eq!(issuer.asked(), 2);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_unknown_key_that_is_asked_for_holds_up_nobody_whose_key_is_known() {
+        let issuer = Issuer::with(&["one"]);
+        let keys = Arc::new(issuer.keys());
+        assert!(has(&keys, "one").await);
+        issuer.answers.forget_permits(1000);
+        tokio::time::advance(ASK_EVERY).await;
+        let of_nobody = keys.clone();
+        let mut asking = tokio::task::JoinSet::new();
+        asking.spawn(async move { has(&of_nobody, "unknown").await });
+        while issuer.asked() < 2 {
+            tokio::task::yield_now().await;
+        }
+        assert!(has(&keys, "one").await);
+        issuer.answers.add_permits(1);
+        assert_eq!(asking.join_all().await, [false]);
     }
 }

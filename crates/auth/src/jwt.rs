@@ -16,6 +16,8 @@ use crate::scope::Scopes;
 pub const MAX_TOKEN_BYTES: usize = 8 * 1024;
 /// Clocks may differ by this many seconds.
 pub const LEEWAY: u64 = 30;
+/// Why a token whose time is over is refused.
+pub(crate) const EXPIRED: &str = "it has expired";
 /// All algorithms that can be accepted: asymmetric ones.
 pub const ALGORITHMS: [Algorithm; 9] = [
     Algorithm::RS256,
@@ -299,7 +301,7 @@ fn check(claims: &Claims, policy: &Policy) -> Result<(), &'static str> {
 fn reason(kind: &ErrorKind) -> &'static str {
     match kind {
         ErrorKind::InvalidSignature => "its signature is wrong",
-        ErrorKind::ExpiredSignature => "it has expired",
+        ErrorKind::ExpiredSignature => EXPIRED,
         ErrorKind::ImmatureSignature => "it is not good yet",
         ErrorKind::InvalidAudience => "it is for another resource",
         ErrorKind::InvalidIssuer => "its issuer is another",

@@ -13,6 +13,7 @@ pub mod id_token;
 pub mod identity;
 pub mod jwks;
 pub mod jwt;
+pub mod opaque;
 pub mod records;
 pub mod resource;
 pub mod revoking;

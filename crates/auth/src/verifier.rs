@@ -1,6 +1,7 @@
 //! From the text of a credential to whom it is from. What was found out is remembered by a digest of the text: a
 //! request with a credential that is known costs one digest and a few look-ups, no signature and no question.
 
+mod failures;
 mod introspection;
 
 use std::collections::HashMap;
@@ -9,6 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use chrono::Utc;
+use drawbridge_core::state::WithFallback;
 use ipnet::IpNet;
 use moka::future::Cache;
 use parking_lot::Mutex;
@@ -16,13 +18,16 @@ use sha2::{Digest as _, Sha256};
 use tokio::time::Instant;
 
 use crate::identity::{Credential, Identity, Kind, context, shown};
-use crate::jwt::{KeySource, LEEWAY, MAX_TOKEN_BYTES, Policy, Unverified};
+use crate::jwt::{EXPIRED, KeySource, LEEWAY, MAX_TOKEN_BYTES, Policy, Unverified};
+use crate::opaque::{self, Introspection};
 use crate::records::{Records, RecordsError, Time, Token, TokenStatus, User};
 use crate::resource::Origin;
 use crate::revoking::{RevocationKey, Revocations};
 use crate::scope::{self, Scopes};
 use crate::token::{self, SecretKind, TokenKind};
 
+use failures::Failures;
+pub use failures::PER_MINUTE as FAILURES_PER_MINUTE;
 pub use introspection::Introspected;
 
 /// Tokens whose records were looked up are looked up again after this time.
@@ -34,6 +39,8 @@ const MAX_KNOWN: u64 = 50_000;
 /// Those that are known to be none.
 const MAX_REFUSED: u64 = 10_000;
 const REFUSED_FOR: Duration = Duration::from_secs(5);
+const REVOKED: &str = "it was revoked";
+const ENDED: [&str; 2] = [EXPIRED, REVOKED];
 
 /// Why a credential is not accepted.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -42,6 +49,8 @@ pub enum Refused {
     Invalid(&'static str),
     /// It can't be told now.
     Unavailable(String),
+    /// It is none, or not known yet, and its address has sent too many that are none; when it may send more.
+    TooOften(Duration),
 }
 
 impl From<RecordsError> for Refused {
@@ -58,12 +67,16 @@ pub struct Issuer {
     pub keys: Arc<dyn KeySource>,
     /// Whether it is the gateway's own: then its tokens name a grant.
     pub is_own: bool,
+    /// How to ask what tokens are that are no JSON Web Tokens, if it issues such.
+    pub introspection: Option<Introspection>,
 }
 
 struct Known {
     identity: Arc<Identity>,
-    /// When it was last found out, of what can change without being revoked.
-    looked_up: Option<Instant>,
+    /// What can change without being revoked is looked up again after this.
+    fresh_until: Option<Instant>,
+    /// And is good until this if it can't be.
+    good_until: Option<Instant>,
 }
 
 /// Finds out whom credentials are from.
@@ -75,6 +88,7 @@ pub struct Verifier {
     issuers: Vec<Issuer>,
     known: Cache<[u8; 32], Arc<Known>>,
     refused: Cache<[u8; 32], &'static str>,
+    failures: Failures,
     uses: Mutex<HashMap<String, (Time, Option<IpAddr>)>>,
 }
 
@@ -85,12 +99,13 @@ impl std::fmt::Debug for Verifier {
 }
 
 impl Verifier {
-    /// A verifier of issued tokens and of those of `issuers`.
+    /// A verifier of issued tokens and of those of `issuers`, that counts failures by `limiter`.
     pub fn new(
         origin: Option<Origin>,
         records: Arc<dyn Records>,
         revocations: Arc<Revocations>,
         issuers: Vec<Issuer>,
+        limiter: WithFallback,
     ) -> Self {
         Self {
             origin,
@@ -99,6 +114,7 @@ impl Verifier {
             issuers,
             known: Cache::new(MAX_KNOWN),
             refused: Cache::builder().max_capacity(MAX_REFUSED).time_to_live(REFUSED_FOR).build(),
+            failures: Failures::new(limiter),
             uses: Mutex::default(),
         }
     }
@@ -127,12 +143,27 @@ impl Verifier {
         endpoint: Option<&str>,
         address: Option<IpAddr>,
     ) -> Result<Arc<Identity>, Refused> {
+        match self.check(credential, endpoint, address).await {
+            // What was good once is nobody's guess, and hosts that come with it are to renew it.
+            Err(Refused::Invalid(why)) if !ENDED.contains(&why) => {
+                Err(self.failures.count(address, why).await)
+            }
+            checked => checked,
+        }
+    }
+
+    async fn check(
+        &self,
+        credential: &str,
+        endpoint: Option<&str>,
+        address: Option<IpAddr>,
+    ) -> Result<Arc<Identity>, Refused> {
         if credential.len() > MAX_TOKEN_BYTES {
             return Err(Refused::Invalid("it is too long"));
         }
-        let identity = self.find(credential, endpoint).await?;
+        let identity = self.find(credential, endpoint, address).await?;
         if identity.expires_at.is_some_and(|end| end <= Utc::now()) {
-            return Err(Refused::Invalid("it has expired"));
+            return Err(Refused::Invalid(EXPIRED));
         }
         if !identity.may_come_from(address) {
             return Err(Refused::Invalid("it is not accepted from this address"));
@@ -143,13 +174,22 @@ impl Verifier {
         Ok(identity)
     }
 
-    async fn find(&self, credential: &str, endpoint: Option<&str>) -> Result<Arc<Identity>, Refused> {
+    async fn find(
+        &self,
+        credential: &str,
+        endpoint: Option<&str>,
+        address: Option<IpAddr>,
+    ) -> Result<Arc<Identity>, Refused> {
         let key = digest(credential, endpoint);
         let known = self.known.get(&key).await;
         let is_current = self.revocations.is_current();
         if let Some(known) = &known {
             let is_good = !known.identity.keys.iter().any(|key| self.revocations.is_revoked(key));
-            let is_fresh = known.looked_up.is_none_or(|at| at.elapsed() < FRESH);
+            if !is_good && known.fresh_until.is_none() {
+                // It says itself what it was made of, and that is over.
+                return Err(Refused::Invalid(REVOKED));
+            }
+            let is_fresh = known.fresh_until.is_none_or(|until| Instant::now() < until);
             if is_good && is_fresh && is_current {
                 return Ok(known.identity.clone());
             }
@@ -157,11 +197,12 @@ impl Verifier {
         if let Some(why) = self.refused.get(&key).await {
             return Err(Refused::Invalid(why));
         }
+        let _turn = self.failures.turn(address).await?;
         match self.look_up(credential, endpoint).await {
             Ok(found) => {
                 // What was revoked while it was looked up is refused by its key when it is used.
                 if found.identity.keys.iter().any(|key| self.revocations.is_revoked(key)) {
-                    return Err(Refused::Invalid("it was revoked"));
+                    return Err(Refused::Invalid(REVOKED));
                 }
                 if !self.revocations.is_current() {
                     return Err(Refused::Unavailable("what was revoked is not known".to_owned()));
@@ -177,7 +218,7 @@ impl Verifier {
             Err(unavailable) => match known {
                 Some(known)
                     if is_current
-                        && known.looked_up.is_some_and(|at| at.elapsed() < STALE)
+                        && known.good_until.is_some_and(|until| Instant::now() < until)
                         && !known.identity.keys.iter().any(|key| self.revocations.is_revoked(key)) =>
                 {
                     Ok(known.identity.clone())
@@ -197,7 +238,9 @@ impl Verifier {
                 None => Err(Refused::Invalid("its checksum is wrong")),
             };
         }
-        let token = Unverified::read(credential).ok_or(Refused::Invalid("it is malformed"))?;
+        let Some(token) = Unverified::read(credential) else {
+            return self.opaque_token(credential, endpoint).await;
+        };
         let issuer = self.issuers.iter().find(|issuer| issuer.policy.issuer == token.issuer());
         let issuer = issuer.ok_or(Refused::Invalid("its issuer is not known"))?;
         token.fits(&issuer.policy).map_err(Refused::Invalid)?;
@@ -214,9 +257,7 @@ impl Verifier {
                 keys.extend([RevocationKey::grant(grant), RevocationKey::user(&claims.sub, version)]);
                 if let Some(refresh) = &claims.rid {
                     // Its answer has arrived. Being late with this does no harm.
-                    if let Err(why) = self.records.refresh_seen(refresh, Utc::now()).await {
-                        tracing::debug!("the use of an access token was not noted: {why}");
-                    }
+                    self.note_seen(refresh.clone());
                 }
                 Credential::Grant { id: grant.clone(), refresh: claims.rid.clone() }
             }
@@ -238,7 +279,31 @@ impl Verifier {
             networks: Vec::new(),
             keys,
         };
-        Ok(Arc::new(Known { identity: Arc::new(identity), looked_up: None }))
+        Ok(Arc::new(Known { identity: Arc::new(identity), fresh_until: None, good_until: None }))
+    }
+
+    async fn opaque_token(&self, credential: &str, endpoint: Option<&str>) -> Result<Arc<Known>, Refused> {
+        let mut asked =
+            self.issuers.iter().filter_map(|issuer| Some((&issuer.policy, issuer.introspection.as_ref()?)));
+        let (policy, introspection) = asked.next().ok_or(Refused::Invalid("it is malformed"))?;
+        let (key, resource) = (digest(credential, endpoint), self.resource(endpoint));
+        let active = introspection.ask(credential, key, policy, &resource).await?;
+        let kind = if active.subject == active.client { Kind::Service } else { Kind::User };
+        let identity = Identity {
+            principal: context(&policy.issuer, &active.subject, &active.client, &resource, kind),
+            caller: shown(kind, &active.subject, &active.client),
+            issuer: policy.issuer.clone(),
+            subject: active.subject.clone(),
+            kind,
+            client: active.client.clone(),
+            credential: Credential::External,
+            scopes: active.scopes.clone(),
+            expires_at: active.expires_at.and_then(|end| Time::from_timestamp(end, 0)),
+            networks: Vec::new(),
+            keys: Vec::new(),
+        };
+        let until = Some(active.asked + opaque::KEPT);
+        Ok(Arc::new(Known { identity: Arc::new(identity), fresh_until: until, good_until: until }))
     }
 
     async fn issued_token(&self, secret: &str, endpoint: Option<&str>) -> Result<Arc<Known>, Refused> {
@@ -279,7 +344,11 @@ impl Verifier {
             networks,
             keys,
         };
-        Ok(Arc::new(Known { identity: Arc::new(identity), looked_up: Some(looked_up) }))
+        Ok(Arc::new(Known {
+            identity: Arc::new(identity),
+            fresh_until: Some(looked_up + FRESH),
+            good_until: Some(looked_up + STALE),
+        }))
     }
 
     /// The admin token with this secret.
@@ -331,6 +400,17 @@ impl Verifier {
         token.grant(&own.policy, &key)
     }
 
+    /// Notes that what came with a refresh token has arrived. Nobody waits for that.
+    #[expect(clippy::disallowed_methods, reason = "it ends by itself, and may be lost")]
+    fn note_seen(&self, refresh: String) {
+        let records = self.records.clone();
+        tokio::spawn(async move {
+            if let Err(why) = records.refresh_seen(&refresh, Utc::now()).await {
+                tracing::debug!("the use of an access token was not noted: {why}");
+            }
+        });
+    }
+
     fn note_use(&self, id: &str, address: Option<IpAddr>) {
         let mut uses = self.uses.lock();
         match uses.get_mut(id) {
@@ -361,8 +441,8 @@ impl Verifier {
 fn usable(token: &Token, owner: Option<&User>, now: Time) -> Result<(), Refused> {
     match token.status(now) {
         TokenStatus::Active => {}
-        TokenStatus::Expired => return Err(Refused::Invalid("it has expired")),
-        TokenStatus::Revoked => return Err(Refused::Invalid("it was revoked")),
+        TokenStatus::Expired => return Err(Refused::Invalid(EXPIRED)),
+        TokenStatus::Revoked => return Err(Refused::Invalid(REVOKED)),
     }
     if token.owner.is_some() && owner.is_none_or(|owner| owner.disabled_at.is_some()) {
         return Err(Refused::Invalid("its owner is disabled"));

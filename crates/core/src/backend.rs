@@ -81,6 +81,11 @@ pub trait Backend: Send + Sync {
     /// How long a merged list waits for this backend.
     fn list_timeout(&self) -> Duration;
 
+    /// Which protocol it was found to speak, if that is known: `modern`, `legacy`, `both` or `sse`.
+    fn speaks(&self) -> Option<&'static str> {
+        None
+    }
+
     /// Ends what the backend keeps open (processes, spare sessions).
     async fn close(&self);
 }

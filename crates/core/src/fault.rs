@@ -232,6 +232,25 @@ impl Fault {
         }
     }
 
+    /// What an operator can do about a fault of a backend; none for others.
+    pub fn advice(&self) -> Option<&'static str> {
+        Some(match self {
+            Self::Unreachable { .. } => {
+                "look whether it runs, at its url, and whether this instance may reach it (networks, outbound.proxy, \
+                 certificates)"
+            }
+            Self::NotStarted { .. } => {
+                "run its command by hand; what it says on standard error is in the log under its name"
+            }
+            Self::Timeout { .. } => "look at its load, and at the times that its configuration allows",
+            Self::BadAnswer { .. } => "look whether its url is that of its MCP endpoint, with the right path",
+            Self::Refused { .. } => "look at the credentials that its configuration sends (headers)",
+            Self::TooLarge { .. } => "raise the limit that is named, or let it answer in pages",
+            Self::OutcomeUnknown { .. } => "look why it closes connections or ends: its own log says more",
+            _ => return None,
+        })
+    }
+
     /// Whether trying again is safe.
     pub fn retry(&self) -> Retry {
         match self {

@@ -384,6 +384,8 @@ pub struct Backend {
     pub requests: Requests,
     /// Whether it answers at all.
     pub up: Up,
+    /// What went wrong there last.
+    trouble: Mutex<Option<Trouble>>,
     /// Those of a backend that is a program; `None` of others.
     processes: OnceLock<Processes>,
 }
@@ -397,7 +399,33 @@ pub struct Processes {
     pub starts: Arc<Counter>,
 }
 
+/// What went wrong at a backend.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Trouble {
+    /// When.
+    pub at: SystemTime,
+    /// The code of the fault.
+    pub code: &'static str,
+    /// What it says.
+    pub message: String,
+    /// What an operator can do.
+    pub advice: &'static str,
+}
+
 impl Backend {
+    /// Something went wrong. What is not the backend's is not kept.
+    pub fn failed(&self, fault: &Fault) {
+        let Some(advice) = fault.advice() else { return };
+        let message = fault.to_string();
+        let trouble = Trouble { at: SystemTime::now(), code: fault.code(), message, advice };
+        *self.trouble.lock() = Some(trouble);
+    }
+
+    /// What went wrong last.
+    pub fn trouble(&self) -> Option<Trouble> {
+        self.trouble.lock().clone()
+    }
+
     /// A request to it has ended, after this long if that says something about the backend.
     pub fn ended(&self, outcome: Outcome, took: Option<Duration>) {
         self.requests.add(outcome, took);

@@ -146,6 +146,9 @@ impl Backend for Recalling {
 
     async fn describe(&self, client: &Arc<Client>) -> Result<Arc<Description>, Fault> {
         let description = self.inner.describe(client).await;
+        if let Err(fault) = &description {
+            self.memory.metrics.failed(fault);
+        }
         match &description {
             Err(fault) if is_unreachable(fault) => self.memory.metrics.up.set(false),
             // It may be one that was kept, so it says nothing against what calls found.
@@ -173,6 +176,10 @@ impl Backend for Recalling {
 
     fn list_timeout(&self) -> Duration {
         self.inner.list_timeout()
+    }
+
+    fn speaks(&self) -> Option<&'static str> {
+        self.inner.speaks()
     }
 
     async fn close(&self) {
@@ -252,7 +259,6 @@ impl Memory {
     }
 }
 
-/// A conversation that is read along.
 /// Whether a notification says that something is not what it was.
 fn is_change(message: &Message) -> bool {
     matches!(
@@ -264,6 +270,7 @@ fn is_change(message: &Message) -> bool {
     )
 }
 
+/// A conversation that is read along.
 struct Talk {
     memory: Arc<Memory>,
     inner: Arc<dyn Conversation>,
@@ -507,6 +514,9 @@ impl Sent {
     fn see(&mut self, event: &Event) {
         let Some(outcome) = Outcome::of(event).filter(|_| !self.has_ended) else { return };
         self.end(outcome, trace::codes(event));
+        if let Event::Fail(fault) = event {
+            self.memory.metrics.failed(fault);
+        }
         match event {
             Event::Done(_) | Event::Asks(_) => self.memory.metrics.up.set(true),
             Event::Fail(fault) if is_unreachable(fault) => self.memory.metrics.up.set(false),

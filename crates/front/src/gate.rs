@@ -89,7 +89,7 @@ pub(crate) enum Kept {
     Out(Denial),
     /// It can't be told now.
     Unknown,
-    /// Its caller has come too often; when it may again.
+    /// Its caller, or others with no credential from there, has come too often; when it may again.
     TooOften(Duration),
 }
 
@@ -114,6 +114,8 @@ impl Gate {
                 );
                 Err(Kept::Out(Denial::Invalid))
             }
+            // That there are many was logged.
+            Err(Refused::TooOften(wait)) => Err(Kept::TooOften(wait)),
             Err(Refused::Unavailable(why)) => {
                 tracing::warn!("a credential could not be checked: {why}");
                 Err(Kept::Unknown)

@@ -12,6 +12,7 @@ mod encode;
 pub(crate) mod fleet;
 pub mod handle;
 pub(crate) mod http;
+mod overview;
 mod resume;
 pub mod session;
 mod spill;
@@ -32,6 +33,7 @@ use parking_lot::Mutex;
 use crate::Endpoints;
 use crate::options::FrontOptions;
 use handle::{Handles, SESSION_LIFETIME};
+pub use overview::SessionOverview;
 use session::Session;
 
 /// What the face keeps.
@@ -227,6 +229,17 @@ impl Legacy {
                 session.leave().await;
             }
         });
+    }
+
+    /// Up to `most` of the sessions that this instance keeps something for, in the order of their keys, behind the
+    /// one with the key `after`.
+    pub(crate) fn overview(&self, after: Option<SessionKey>, most: usize) -> Vec<SessionOverview> {
+        let mut sessions: Vec<Arc<Session>> =
+            self.by_key.lock().values().filter_map(|known| known.session.upgrade()).collect();
+        sessions.retain(|session| !session.is_ended() && after.is_none_or(|after| session.key.0 > after.0));
+        sessions.sort_unstable_by_key(|session| session.key.0);
+        sessions.truncate(most);
+        sessions.iter().map(|session| session.overview()).collect()
     }
 
     pub(crate) fn session_count(&self) -> usize {

@@ -29,7 +29,7 @@ use arc_swap::{ArcSwap, Guard};
 use axum::Router;
 use axum::body::Body;
 use drawbridge_auth::challenge::Denial;
-use drawbridge_core::event_log::EventRing;
+use drawbridge_core::event_log::{EventRing, SessionKey};
 use drawbridge_core::fault::Bounded;
 use drawbridge_core::fleet::Peers;
 use drawbridge_core::metrics::{Gauges, Metrics};
@@ -43,6 +43,7 @@ use http::{HeaderName, HeaderValue, Method, Request, Response, StatusCode};
 
 use gate::{Caller, Gate, Kept, PeerAddress};
 use legacy::Legacy;
+pub use legacy::SessionOverview;
 use options::FrontOptions;
 use origin::Origins;
 use reply::{Refusal, with_cors};
@@ -179,6 +180,16 @@ impl Front {
     /// How many sessions this instance keeps something for, and how many streams are open.
     pub fn load(&self) -> (usize, usize) {
         (self.0.legacy.session_count(), self.0.streams.count())
+    }
+
+    /// Up to `most` of the sessions that this instance keeps something for, by their keys, behind the key `after`.
+    pub fn sessions(&self, after: Option<SessionKey>, most: usize) -> Vec<SessionOverview> {
+        self.0.legacy.overview(after, most)
+    }
+
+    /// Ends a session for good, at all instances.
+    pub async fn end_session(&self, key: SessionKey) {
+        self.0.legacy.end(key).await;
     }
 
     /// What is open and under way on this instance. The event log is not the front's.

@@ -4,6 +4,7 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
+use drawbridge_core::state::limiter::network;
 use drawbridge_core::state::{Quota, Verdict};
 
 use crate::Inner;
@@ -67,30 +68,5 @@ impl Inner {
                 Err(OAuthError::slow_down(retry_after.as_secs() + 1))
             }
         }
-    }
-}
-
-/// What of an address one user has: all of an IPv4 address, the network of an IPv6 one.
-fn network(address: IpAddr) -> IpAddr {
-    match address.to_canonical() {
-        IpAddr::V6(v6) => {
-            let mut segments = v6.segments();
-            segments[4..].fill(0);
-            IpAddr::from(segments)
-        }
-        v4 => v4,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_user_with_many_addresses_of_one_network_is_one() {
-        let of = |text: &str| network(text.parse().unwrap()).to_string();
-        assert_eq!(of("2001:db8:1:2:3:4:5:6"), "2001:db8:1:2::");
-        assert_eq!(of("192.0.2.7"), "192.0.2.7");
-        assert_eq!(of("::ffff:192.0.2.7"), "192.0.2.7");
     }
 }

@@ -110,6 +110,7 @@ pub(crate) async fn sign_in(State(inner): State<Shared>, request: Request<Body>)
             );
             inner.sign_in_page(sealed, text, true)
         }
+        Err(Refused::TooOften(_)) => inner.trouble(text, StatusCode::TOO_MANY_REQUESTS, text.slow_down),
         Err(Refused::Unavailable(why)) => {
             tracing::warn!("nobody can sign in: {why}");
             inner.trouble(text, StatusCode::SERVICE_UNAVAILABLE, text.unavailable)

@@ -7,9 +7,11 @@
 //! and not used again: the answer may still come, or the network may have swallowed it.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use drawbridge_auth::records::{RecordsError, Result};
+use parking_lot::Mutex;
 use sqlx::any::{AnyPoolOptions, install_default_drivers};
 use sqlx::pool::PoolConnection;
 use sqlx::{Any, AnyConnection, AnyPool, Connection as _};
@@ -17,6 +19,10 @@ use sqlx::{Any, AnyConnection, AnyPool, Connection as _};
 use crate::database::{Database, Place, SqlOptions};
 use crate::error::{breaks_connection, records_error};
 
+/// PostgreSQL that was away this long ago is taken to be away still.
+const AWAY: Duration = Duration::from_secs(5);
+/// So long it is waited for then, by all but one.
+const SOON: Duration = Duration::from_millis(200);
 /// How many connections read a file of SQLite.
 const READERS: u32 = 4;
 
@@ -25,6 +31,10 @@ pub(crate) struct Pools {
     reads: AnyPool,
     writes: AnyPool,
     deadline: Duration,
+    /// When there was no connection to PostgreSQL last, if there was none since.
+    away_at: Mutex<Option<Instant>>,
+    /// Whether somebody waits for one meanwhile for as long as it takes.
+    is_tried: AtomicBool,
 }
 
 impl Pools {
@@ -45,7 +55,8 @@ impl Pools {
         };
         // A call has few statements, and one that took its time is rarely followed by another.
         let deadline = options.acquire_timeout + 2 * options.statement_timeout;
-        Self { database, reads, writes, deadline }
+        let (away_at, is_tried) = (Mutex::default(), AtomicBool::new(false));
+        Self { database, reads, writes, deadline, away_at, is_tried }
     }
 
     /// What `work` reads.
@@ -84,7 +95,7 @@ impl Pools {
         work: impl AsyncFnOnce(&mut AnyConnection) -> sqlx::Result<T>,
     ) -> Result<T> {
         let whole = async {
-            let mut lease = Lease::of(pool, self.database).await?;
+            let mut lease = self.lease(pool).await?;
             let done = work(lease.connection()?).await;
             lease.ended = !done.as_ref().is_err_and(breaks_connection);
             done
@@ -93,6 +104,24 @@ impl Pools {
             Ok(done) => done.map_err(|error| records_error(self.database, &error)),
             Err(_) => Err(RecordsError::Unavailable(format!("it took longer than {:?}", self.deadline))),
         }
+    }
+
+    /// A connection. While PostgreSQL is away one waits for it for as long as it takes, and others are told soon.
+    async fn lease(&self, pool: &AnyPool) -> sqlx::Result<Lease> {
+        if !self.database.is_postgres() {
+            return Lease::of(pool, self.database).await;
+        }
+        let is_away = self.away_at.lock().is_some_and(|at| at.elapsed() < AWAY);
+        let tries = is_away && !self.is_tried.swap(true, Ordering::AcqRel);
+        let _turn = tries.then(|| Turn(&self.is_tried));
+        let leased = if is_away && !tries {
+            let soon = tokio::time::timeout(SOON, Lease::of(pool, self.database)).await;
+            soon.unwrap_or(Err(sqlx::Error::PoolTimedOut))
+        } else {
+            Lease::of(pool, self.database).await
+        };
+        *self.away_at.lock() = leased.is_err().then(Instant::now);
+        leased
     }
 
     /// A connection for work that may take long. It does not go back to its pool.
@@ -121,6 +150,15 @@ fn pool(place: &Place, options: &SqlOptions, connections: u32) -> AnyPool {
         Box::pin(async move { database.prepare(connection, &options).await })
     });
     pool.connect_lazy_with(place.connect.clone())
+}
+
+/// Whose turn it is to wait for PostgreSQL.
+struct Turn<'p>(&'p AtomicBool);
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Release);
+    }
 }
 
 /// A connection from a pool.

@@ -14,7 +14,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
 use crate::client::{Client, Modern, Session};
-use crate::soon;
+use crate::{secrets, soon};
 
 /// The `drawbridge` program: `DRAWBRIDGE_BIN`, or the one that was built beside the running test.
 ///
@@ -135,6 +135,9 @@ impl Drop for Program {
     fn drop(&mut self) {
         if std::thread::panicking() {
             eprintln!("--- standard error of process {}:\n{}---", self.pid, self.stderr());
+        } else if let Some(secret) = secrets::found(&self.stderr()) {
+            // So the whole suite looks for what must not be in a log.
+            panic!("process {} tells a secret: {secret}", self.pid);
         }
     }
 }

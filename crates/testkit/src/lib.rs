@@ -12,12 +12,14 @@
 )]
 
 pub mod backend;
+pub mod balancer;
 pub mod client;
 pub mod fault_proxy;
 pub mod fleet;
 pub mod gateway;
 pub mod postgres;
 pub mod redis;
+pub mod secrets;
 
 use std::time::{Duration, Instant};
 

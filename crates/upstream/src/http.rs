@@ -138,6 +138,10 @@ impl HttpBackend {
 
 #[async_trait]
 impl Backend for HttpBackend {
+    fn speaks(&self) -> Option<&'static str> {
+        self.verdict.known()
+    }
+
     fn name(&self) -> &BackendName {
         &self.shared.options.name
     }

@@ -647,6 +647,14 @@ impl Backend for StdioBackend {
         self.launcher.options.list_timeout
     }
 
+    fn speaks(&self) -> Option<&'static str> {
+        let dialect = (*self.dialect.lock())?;
+        Some(match dialect {
+            Dialect::Modern => "modern",
+            Dialect::Legacy => "legacy",
+        })
+    }
+
     async fn close(&self) {
         self.scopes.close().await;
         self.keeper.close().await;

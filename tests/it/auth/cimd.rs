@@ -15,7 +15,7 @@ use drawbridge_auth::signing::Signer;
 use drawbridge_auth::verifier::{Issuer, Verifier};
 use drawbridge_core::revocation::MemoryRevocations;
 use drawbridge_core::seal::{KeyRing, SealKey};
-use drawbridge_core::state::{MemoryClaims, MemoryLimiter};
+use drawbridge_core::state::{MemoryClaims, MemoryLimiter, WithFallback};
 use drawbridge_oauth::Parts;
 use drawbridge_oauth::oidc::{Provider, ProviderOptions};
 use drawbridge_oauth::options::{Options, Registration};
@@ -120,9 +120,11 @@ impl Site {
             revocations.read().await.unwrap();
             let signer = Arc::new(Signer::new(P, records.clone(), ring.clone()));
             signer.tend().await.unwrap();
-            let own = Issuer { policy: signer.policy(), keys: signer.clone(), is_own: true };
-            let verifier =
-                Verifier::new(Some(origin.clone()), records.clone(), revocations.clone(), vec![own]);
+            let own =
+                Issuer { policy: signer.policy(), keys: signer.clone(), is_own: true, introspection: None };
+            let limiter = WithFallback::new(Arc::new(MemoryLimiter::default()));
+            let resources = Some(origin.clone());
+            let verifier = Verifier::new(resources, records.clone(), revocations.clone(), vec![own], limiter);
             let mut options = Options::default();
             options.client_documents.policy = policy;
             let router = drawbridge_oauth::server(Parts {

@@ -2,6 +2,8 @@
 
 use std::sync::{Arc, Mutex};
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use chrono::Utc;
 use drawbridge_testkit::backend::{Backend, Reply, Request};
 use drawbridge_testkit::client::request;
@@ -47,6 +49,11 @@ fn keys(keys: &[&Key]) -> Value {
 
 impl World {
     async fn with(first: Value, more: &str) -> Self {
+        Self::with_more(first, |_| more.to_owned()).await
+    }
+
+    /// `more` is told the URL of the issuer.
+    async fn with_more(first: Value, more: impl FnOnce(&str) -> String) -> Self {
         let answers: Answer = Arc::new(Mutex::new(Box::new(move |_| Reply::json(&first))));
         let base = Arc::new(Mutex::new(String::new()));
         let (of_answers, of_base) = (answers.clone(), base.clone());
@@ -63,6 +70,7 @@ impl World {
         .await;
         let url = issuer.url_of("");
         base.lock().unwrap().clone_from(&url);
+        let more = more(&url);
         let demo = DemoBackend::start().await;
         let gateway = Gateway::setup()
             .url("demo", &demo.url, "auto")
@@ -189,4 +197,105 @@ async fn t29_a_set_of_keys_that_is_none_is_not_taken() {
     set["keys"].as_array_mut().unwrap().insert(0, weak);
     let world = World::with(set, "").await;
     assert_eq!(world.status(&world.token(&key, &json!({}))).await, 200);
+}
+
+/// A gateway that asks `issuer` about tokens that are no JSON Web Tokens.
+async fn asking(answer: impl Fn(&Request) -> Reply + Send + Sync + 'static) -> World {
+    let key = Key::fresh("one");
+    let secret = "a secret: with + and ü";
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("secret");
+    std::fs::write(&file, secret).unwrap();
+    let world = World::with_more(
+        keys(&[&key]),
+        |url| {
+            format!(
+                ", introspection: {{ url: \"{url}/ask\", client_id: \"gate way\", client_secret: {{ file: \"{}\" }} }}",
+                file.display()
+            )
+        },
+    )
+    .await;
+    let answer = Arc::new(answer);
+    world.issuer.behave(move |request: Request| {
+        let answer = answer.clone();
+        async move { answer(&request) }
+    });
+    world
+}
+
+#[tokio::test]
+async fn t31_an_issuer_is_asked_about_tokens_that_say_nothing_and_believed_for_half_a_minute() {
+    let active = json!({ "active": true, "sub": "ann", "client_id": "c", "aud": R, "token_type": "bearer",
+        "scope": "mcp:read mcp:write", "exp": Utc::now().timestamp() + 600 });
+    let world = asking(move |request| {
+        let form: std::collections::HashMap<_, _> =
+            url::form_urlencoded::parse(&request.text).into_owned().collect();
+        let token = form["token"].as_str();
+        let mut answer = active.clone();
+        match token {
+            "good" | "good/+=" => {}
+            "for-api" => answer["aud"] = json!(["x", "api"]),
+            "no-client" => drop(answer.as_object_mut().unwrap().remove("client_id")),
+            "down" => return Reply::status(500),
+            "garbled" => return Reply::text(200, "text/html", "<html>"),
+            "inactive" => answer = json!({ "active": false }),
+            "a-string" => answer["active"] = json!("true"),
+            "no-audience" => drop(answer.as_object_mut().unwrap().remove("aud")),
+            "other-audience" => answer["aud"] = json!(format!("{R}/dev")),
+            "other-issuer" => answer["iss"] = json!("https://other.example"),
+            "expired" => answer["exp"] = json!(Utc::now().timestamp() - 1),
+            "not-yet" => answer["nbf"] = json!(Utc::now().timestamp() + 60),
+            "dpop" => answer["token_type"] = json!("DPoP"),
+            "bound" => answer["cnf"] = json!({ "jkt": "x" }),
+            "nobody" => answer = json!({ "active": true, "aud": R }),
+            other => panic!("{other}"),
+        }
+        Reply::json(&answer)
+    })
+    .await;
+    for token in ["good", "good", "good/+=", "for-api", "no-client"] {
+        assert_eq!(world.status(token).await, 200, "{token}");
+    }
+    for token in [
+        "garbled",
+        "inactive",
+        "a-string",
+        "no-audience",
+        "other-audience",
+        "other-issuer",
+        "expired",
+        "not-yet",
+        "dpop",
+        "bound",
+        "nobody",
+    ] {
+        assert_eq!(world.status(token).await, 401, "{token}");
+    }
+    assert_eq!(world.status("down").await, 503);
+    let asked = world.issuer.requests();
+    let of = |token: &str| {
+        asked.iter().filter(|request| request.text.starts_with(format!("token={token}&").as_bytes())).count()
+    };
+    assert_eq!((of("good"), of("inactive")), (1, 1));
+    let basic = STANDARD.encode("gate+way:a+secret%3A+with+%2B+and+%C3%BC");
+    for request in &asked {
+        assert_eq!(request.header("authorization"), format!("Basic {basic}"));
+        assert_eq!(request.path, "/ask");
+    }
+    let log = world.gateway.program.stderr();
+    for planted in ["good/+=", "good%2F", "a secret", &basic] {
+        assert!(!log.contains(planted), "{planted}");
+    }
+}
+
+#[tokio::test]
+async fn t31_many_who_come_with_one_token_ask_its_issuer_once() {
+    let world = asking(|_| {
+        Reply::json(&json!({ "active": true, "sub": "ann", "client_id": "c", "aud": R, "scope": "mcp:read" }))
+    })
+    .await;
+    let all = futures_util::future::join_all((0..20).map(|_| world.status("one"))).await;
+    assert!(all.iter().all(|status| *status == 200), "{all:?}");
+    assert_eq!(world.issuer.requests().len(), 1);
 }

@@ -117,3 +117,77 @@ async fn t43_a_backend_that_wants_a_login_does_not_send_the_host_to_log_in_here(
     let answer = reply.answer().await;
     assert!(answer["error"].is_object() && !answer.to_string().contains("theirs"), "{answer}");
 }
+
+#[tokio::test]
+async fn t39_a_cursor_of_a_merged_list_is_good_for_its_own_caller_and_nobody_else() {
+    let paged = |name: &'static str| async move {
+        Backend::start(move |request: Request| async move {
+            match (request.rpc(), &request.body["params"]["cursor"]) {
+                ("tools/list", cursor) => {
+                    let page = if cursor.is_string() { "second" } else { "first" };
+                    let tool =
+                        json!({ "name": format!("{name}-{page}"), "inputSchema": { "type": "object" } });
+                    let mut list = json!({ "tools": [tool] });
+                    if page == "first" {
+                        list["nextCursor"] = json!("2");
+                    }
+                    Reply::result(&request, list)
+                }
+                _ => legacy(&request, "s"),
+            }
+        })
+        .await
+    };
+    let (one, two) = (paged("one").await, paged("two").await);
+    let (first, second) = (one.url(), two.url());
+    let world =
+        World::over("embedded", "", |setup| setup.url("one", &first, "legacy").url("two", &second, "legacy"))
+            .await;
+    let (ann, bob) = (world.user("ann").await, world.user("bob").await);
+    let mut clients = Vec::new();
+    for user in [&ann, &bob] {
+        clients.push(Modern::new(&world.client(0).bearer(&world.token(user).await), "/mcp", json!({})));
+    }
+    let [anns, bobs] = &clients[..] else { panic!() };
+    let page = anns.call("tools/list", json!({})).await;
+    let cursor = json!({ "cursor": page["result"]["nextCursor"].as_str().unwrap() });
+    let foreign = bobs.call("tools/list", cursor.clone()).await;
+    let unknown = bobs.call("tools/list", json!({ "cursor": "nonsense" })).await;
+    assert_eq!(foreign["error"], unknown["error"], "{foreign}");
+    assert_eq!(foreign["error"]["code"], -32602);
+    let next = anns.call("tools/list", cursor).await;
+    assert!(next.to_string().contains("one-second") && next.to_string().contains("two-second"), "{next}");
+}
+
+#[tokio::test]
+async fn r096_r099_what_is_kept_for_one_caller_is_not_given_to_another() {
+    let backend = Backend::start(async |request: Request| match request.rpc() {
+        "tools/list" => {
+            let tool = json!({ "name": "mine", "inputSchema": { "type": "object" } });
+            let list = json!({ "tools": [tool], "ttlMs": 60_000, "cacheScope": "private", "resultType": "complete" });
+            Reply::result(&request, list)
+        }
+        "prompts/list" => {
+            let list =
+                json!({ "prompts": [], "ttlMs": 60_000, "cacheScope": "public", "resultType": "complete" });
+            Reply::result(&request, list)
+        }
+        _ => drawbridge_testkit::backend::modern(&request),
+    })
+    .await;
+    let url = backend.url();
+    let world = World::over("embedded", "", |setup| setup.url("scripted", &url, "modern")).await;
+    for name in ["ann", "bob"] {
+        let user = world.user(name).await;
+        let endpoints = ["*".to_owned()].into();
+        let (_, token) = world.token_with(&user, &["mcp:read"], |token| token.endpoints = endpoints).await;
+        let client = Modern::new(&world.client(0).bearer(token.expose()), "/mcp/scripted", json!({}));
+        for _ in 0..3 {
+            let list = client.call("tools/list", json!({})).await;
+            assert_eq!(list["result"]["cacheScope"], "private", "{list}");
+            client.call("prompts/list", json!({})).await;
+        }
+    }
+    assert_eq!(backend.requests_of("tools/list").len(), 2, "once for each of them");
+    assert_eq!(backend.requests_of("prompts/list").len(), 1, "once for all");
+}

@@ -6,6 +6,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
 use chrono::{TimeDelta, Utc};
 use drawbridge_auth::records::Records;
+use drawbridge_auth::token::{Secret, SecretKind};
 use drawbridge_core::seal::{KeyRing, Purpose, SealKey};
 use jsonwebtoken::{Algorithm, EncodingKey, Header};
 use serde_json::{Value, json};
@@ -177,7 +178,7 @@ async fn issued_tokens_are_good_where_and_as_long_as_they_say() {
     let ann = world.user("ann").await;
     let now = Utc::now();
     let all = ["mcp:read", "mcp:write"];
-    let secret = |made: (_, drawbridge_auth::token::Secret)| made.1.expose().to_owned();
+    let secret = |made: (_, Secret)| made.1.expose().to_owned();
     let dev = secret(world.token_with(&ann, &all, |token| token.endpoints = ["dev".to_owned()].into()).await);
     assert_eq!((world.status(0, "/mcp/dev", &dev).await, world.status(0, "/mcp", &dev).await), (200, 401));
     let every = secret(world.token_with(&ann, &all, |token| token.endpoints = ["*".to_owned()].into()).await);
@@ -245,4 +246,36 @@ async fn a_token_for_reading_lists_and_may_not_call() {
     );
     let write = world.token(&ann).await;
     assert_eq!(world.client(0).bearer(&write).post("/mcp", &[], body).await.status(), 200);
+}
+
+#[tokio::test]
+async fn a_flood_of_invalid_tokens_gets_429_and_good_ones_of_its_address_are_let_in() {
+    let world = World::one().await;
+    let ann = world.user("ann").await;
+    let (warm, cold) = (world.token(&ann).await, world.token(&ann).await);
+    let old = world.token_with(&ann, &["mcp:read"], |token| token.expires_at = Some(Utc::now())).await.1;
+    assert_eq!(world.status(0, "/mcp", &warm).await, 200);
+    let flood = async |many: usize| {
+        let mut seen = std::collections::BTreeMap::new();
+        for _ in 0..many {
+            let guess = Secret::fresh(SecretKind::Personal);
+            *seen.entry(world.status(0, "/mcp", guess.expose()).await).or_insert(0) += 1;
+        }
+        seen
+    };
+    let seen = flood(500).await;
+    assert_eq!(seen.keys().copied().collect::<Vec<_>>(), [401, 429], "{seen:?}");
+    assert!(seen[&401] >= 300, "{seen:?}");
+
+    let guess = Secret::fresh(SecretKind::Personal);
+    let reply = list(&world.client(0).bearer(guess.expose()), "/mcp").await;
+    assert_eq!((reply.status(), reply.header("www-authenticate")), (429, None));
+    assert!(reply.header("retry-after").unwrap().parse::<u64>().unwrap() <= 60);
+    assert_eq!(world.status(0, "/mcp", &warm).await, 200);
+    assert_eq!(world.status(0, "/mcp", &cold).await, 200);
+    // Its host is to log in again, not to come back later.
+    assert_eq!(world.status(0, "/mcp", old.expose()).await, 401);
+    assert_eq!(list(&world.client(0), "/mcp").await.status(), 401);
+    let log = world.gateways[0].program.stderr();
+    assert_eq!(log.matches("too many invalid credentials from one address").count(), 1);
 }

@@ -73,19 +73,31 @@ impl World {
 
     /// Several that share PostgreSQL and Redis.
     pub(super) async fn several(count: usize) -> Self {
-        let (demo, redis, database) =
-            (DemoBackend::start().await, RedisServer::start().await, PostgresDatabase::fresh().await);
+        Self::several_with(count, "log: { level: info }").await
+    }
+
+    /// The same, with more of the configuration.
+    pub(super) async fn several_with(count: usize, more: &str) -> Self {
+        let database = PostgresDatabase::fresh().await;
+        let world = Self::several_over(count, &database.url(), more).await;
+        Self { database: Some(database), ..world }
+    }
+
+    /// Several that share this database and a Redis.
+    pub(super) async fn several_over(count: usize, database: &str, more: &str) -> Self {
+        let (demo, redis) = (DemoBackend::start().await, RedisServer::start().await);
         let setup = setup(&demo, "embedded", "")
             .config(&format!("redis: {{ url: \"{}\" }}", redis.url()))
-            .config(&format!("database: {{ url: \"{}\" }}", database.url()));
+            .config(&format!("database: {{ url: \"{database}\" }}"))
+            .config(more);
         let mut gateways = Vec::new();
         for _ in 0..count {
             let gateway = setup.clone().start().await;
             ready(&gateway).await;
             gateways.push(gateway);
         }
-        let records = SqlRecords::open(&database.url(), &SqlOptions::default()).unwrap();
-        Self { gateways, records, redis: Some(redis), database: Some(database), _demo: demo }
+        let records = SqlRecords::open(database, &SqlOptions::default()).unwrap();
+        Self { gateways, records, redis: Some(redis), database: None, _demo: demo }
     }
 
     /// A client without a token, of the instance with this number.

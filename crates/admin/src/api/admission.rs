@@ -102,6 +102,7 @@ async fn caller(api: &Api, headers: &HeaderMap, address: Option<IpAddr>) -> Resu
             }
             Ok(_) => "it is not accepted from this address",
             Err(Refused::Invalid(why)) => why,
+            Err(Refused::TooOften(_)) => "others from its address were none",
             Err(Refused::Unavailable(why)) => {
                 tracing::warn!("admin tokens can't be checked: {why}");
                 return Err(Problem::unavailable("the database is away; try again in a moment"));

@@ -15,7 +15,7 @@ const PROBLEM: &str = "application/problem+json";
 #[openapi(
     info(
         title = "Drawbridge admin API",
-        description = "Tokens, users, grants, OAuth clients and the audit trail of a Drawbridge gateway. Whatever fails is \
+        description = "Tokens, users, grants, OAuth clients, the audit trail, instances, backends and sessions of a Drawbridge gateway. Whatever fails is \
                        answered with a problem (RFC 9457).",
         license(name = "Apache-2.0", identifier = "Apache-2.0"),
     ),

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use axum::Json;
-use axum::extract::Request;
+use axum::extract::{MatchedPath, Request};
 use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
@@ -140,17 +140,14 @@ impl IntoResponse for Problem {
 /// Gives each request an id, and problems their bodies.
 pub(crate) async fn finish(request: Request, next: Next) -> Response {
     let id = drawbridge_auth::fresh_id();
-    let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+    let method = request.method().clone();
+    let route = request.extensions().get::<MatchedPath>().map(|route| route.as_str().to_owned());
     let mut response = next.run(request).await;
     if let Some(mut problem) = response.extensions_mut().remove::<Problem>() {
-        tracing::info!(
-            request.id = id,
-            %method,
-            path,
-            status = problem.status,
-            "the admin API: {}",
-            problem.detail
-        );
+        // What a caller has sent may be a secret in a wrong place: it is in the answer alone.
+        let detail = if problem.status >= 500 { &*problem.detail } else { &*problem.title };
+        let route = route.unwrap_or_default();
+        tracing::info!(request.id = id, %method, route, status = problem.status, "the admin API: {detail}");
         problem.instance = format!("urn:drawbridge:request:{id}");
         response = with_body(&problem, &response);
     }

@@ -234,6 +234,19 @@ pub struct External {
     pub client_ids: Vec<String>,
     /// For how long a token of it may be good at most.
     pub max_lifetime: Duration,
+    /// How to ask it about tokens that are no JSON Web Tokens.
+    pub introspection: Option<Introspection>,
+}
+
+/// How an issuer is asked about tokens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Introspection {
+    /// Its introspection endpoint.
+    pub url: String,
+    /// The gateway's id there.
+    pub client_id: String,
+    /// Its secret.
+    pub client_secret: Secret,
 }
 
 impl Default for Auth {

@@ -179,6 +179,20 @@ pub(super) struct External {
     pub(super) client_ids: Option<Vec<String>>,
     /// For how long a token of it may be good at most; default `24h`.
     pub(super) max_lifetime: Option<Span>,
+    /// How to ask it about tokens that are no JSON Web Tokens; without it these are not accepted.
+    pub(super) introspection: Option<Introspection>,
+}
+
+/// How an issuer is asked about tokens (RFC 7662).
+#[derive(Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Introspection {
+    /// Its introspection endpoint.
+    pub(super) url: String,
+    /// The gateway's `client_id` there.
+    pub(super) client_id: String,
+    /// Its secret, sent by HTTP Basic.
+    pub(super) client_secret: SecretSource,
 }
 
 /// A service that may ask about tokens.

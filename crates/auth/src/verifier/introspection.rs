@@ -2,8 +2,8 @@
 
 use chrono::Utc;
 
-use super::{Refused, Verifier, usable};
-use crate::jwt::Unverified;
+use super::{REVOKED, Refused, Verifier, usable};
+use crate::jwt::{EXPIRED, Unverified};
 use crate::revoking::RevocationKey;
 use crate::scope::Scopes;
 use crate::token::{self, SecretKind};
@@ -52,7 +52,7 @@ impl Verifier {
         let (token, owner) = found.ok_or(Refused::Invalid("there is no such token"))?;
         usable(&token, owner.as_ref(), Utc::now())?;
         if self.revocations.is_revoked(&RevocationKey::token(&token.id, token.version)) {
-            return Err(Refused::Invalid("it was revoked"));
+            return Err(Refused::Invalid(REVOKED));
         }
         let audience = if token.endpoints.is_empty() {
             vec![self.resource(None)]
@@ -83,9 +83,9 @@ impl Verifier {
         let origin = self.origin.as_ref().ok_or_else(none)?;
         let endpoint = origin.endpoint(&said.aud).ok_or_else(none)?;
         // From here on all of it is proven, and that it is for this resource.
-        let identity = self.find(credential, endpoint.as_deref()).await?;
+        let identity = self.find(credential, endpoint.as_deref(), None).await?;
         if said.exp <= Utc::now().timestamp() {
-            return Err(Refused::Invalid("it has expired"));
+            return Err(Refused::Invalid(EXPIRED));
         }
         Ok(Introspected {
             subject: identity.subject.clone(),

@@ -1,6 +1,7 @@
 //! How often something may happen, over all instances: the generic cell rate algorithm.
 
 use std::collections::HashMap;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -69,6 +70,19 @@ impl Limiter for MemoryLimiter {
         keys.insert(key.to_owned(), next + quota.interval);
         let left = (tolerance - ahead).as_nanos() / quota.interval.as_nanos().max(1);
         Ok(Verdict::Allowed { remaining: u32::try_from(left).unwrap_or(u32::MAX) })
+    }
+}
+
+/// What of an address one user has: all of an IPv4 address, the network (`/64`) of an IPv6 one. Limits by address
+/// count by it.
+pub fn network(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(v6) => {
+            let mut segments = v6.segments();
+            segments[4..].fill(0);
+            IpAddr::from(segments)
+        }
+        v4 => v4,
     }
 }
 
@@ -143,6 +157,14 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn a_user_with_many_addresses_of_one_network_is_one() {
+        let of = |text: &str| network(text.parse().unwrap()).to_string();
+        assert_eq!(of("2001:db8:1:2:3:4:5:6"), "2001:db8:1:2::");
+        assert_eq!(of("192.0.2.7"), "192.0.2.7");
+        assert_eq!(of("::ffff:192.0.2.7"), "192.0.2.7");
     }
 
     proptest! {

@@ -11,7 +11,7 @@ use drawbridge_core::call::{Ask, AskKey, Event};
 use drawbridge_core::event_log::{EventRing, SessionKey, StreamKey};
 use drawbridge_core::fleet::Peers;
 use drawbridge_core::state::{InstanceId, SharedState};
-use drawbridge_core::{Client, Conversing as _, Endpoint, Tasks};
+use drawbridge_core::{Client, Conversing as _, Endpoint, Tasks, request};
 use drawbridge_wire::{Id, Message, RpcError, code, method};
 use futures_util::task::AtomicWaker;
 use parking_lot::Mutex;
@@ -125,6 +125,8 @@ struct State {
 pub struct Session {
     pub(super) key: SessionKey,
     client: Arc<Client>,
+    /// Who came with it first, for operators.
+    pub(super) caller: Option<Arc<request::Caller>>,
     bound: Mutex<Arc<Bound>>,
     pub(super) instance: InstanceId,
     pub(super) peers: Peers,
@@ -147,6 +149,7 @@ impl Session {
             key,
             bound: Mutex::new(Arc::new(Bound::new(endpoint, client.clone(), key, me.clone()))),
             client,
+            caller: request::caller(),
             instance: peers.instance().clone(),
             peers,
             events,
@@ -221,6 +224,17 @@ impl Session {
         let state = self.state.lock();
         let busy = !state.in_flight.is_empty() || state.standalone.receiver != 0;
         (!busy).then(|| self.used.lock().elapsed())
+    }
+
+    /// How long ago it was last used.
+    pub(super) fn unused_for(&self) -> Duration {
+        self.used.lock().elapsed()
+    }
+
+    /// Calls that run, and whether the standalone stream is open here.
+    pub(super) fn load(&self) -> (usize, bool) {
+        let state = self.state.lock();
+        (state.in_flight.len(), state.standalone.receiver != 0)
     }
 
     pub(super) fn is_ended(&self) -> bool {

@@ -9,7 +9,7 @@ use axum::body::Body;
 use bytes::{Bytes, BytesMut};
 use drawbridge_core::metrics::{Era, Stream};
 use drawbridge_core::state::InstanceId;
-use drawbridge_core::{Endpoint, Principal};
+use drawbridge_core::{Endpoint, Principal, request};
 use drawbridge_wire::message::Incoming;
 use drawbridge_wire::{Kind, Message, Payload, method, sse};
 use futures_util::StreamExt as _;
@@ -249,7 +249,8 @@ fn initialize(inner: &Arc<Inner>, connection: &Arc<Connection>, endpoint: Arc<En
     let (inner_, connection, answers) = (inner.clone(), connection.clone(), connection.answers.clone());
     let mut record = Record::begin(&endpoint, Era::Legacy, &message);
     record.streams();
-    inner.tasks.spawn_within("initialize", async move {
+    let caller = request::caller();
+    let agreeing = async move {
         match agree(&endpoint, &connection.principal, &message).await {
             Ok((client, answer)) => {
                 let key = handle::key(&format!("sse {:x}", rand::random::<u128>()));
@@ -270,6 +271,12 @@ fn initialize(inner: &Arc<Inner>, connection: &Arc<Connection>, endpoint: Arc<En
         }
         drop(answers);
         send(&connection, Bytes::new());
+    };
+    inner.tasks.spawn_within("initialize", async move {
+        match caller {
+            Some(caller) => request::of(caller, agreeing).await,
+            None => agreeing.await,
+        }
     });
 }
 

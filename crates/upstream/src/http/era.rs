@@ -64,6 +64,17 @@ impl Verdict {
         })
     }
 
+    /// The last finding, by name.
+    pub(super) fn known(&self) -> Option<&'static str> {
+        let found = self.pinned.or_else(|| self.found.lock().map(|(era, _)| era))?;
+        Some(match found {
+            Era::Modern => "modern",
+            Era::Legacy => "legacy",
+            Era::Both => "both",
+            Era::Sse => "sse",
+        })
+    }
+
     /// The era, by asking if it is not known. A backend that can't be reached leaves no finding.
     pub(super) async fn find(&self, shared: &Shared, transport: TransportChoice) -> Result<Era, Fault> {
         if let Some(era) = self.fresh() {

@@ -35,12 +35,12 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 {{/* drawbridge.yaml: what the values say, and what the manifests rely on. */}}
 {{- define "drawbridge.config" -}}
 {{- $config := deepCopy .Values.config -}}
-{{- range $path := list "public.listen" "admin.listen" "admin.probes" "data_dir" "seal" "drain.deadline" "instance_id" "redis" -}}
+{{- range $path := list "public.listen" "admin.listen" "admin.probes" "data_dir" "seal" "drain.deadline" "instance_id" "redis" "database" -}}
 {{- $keys := splitList "." $path -}}
 {{- $section := $config -}}
 {{- range initial $keys -}}{{- $section = default dict (get $section .) -}}{{- end -}}
 {{- if hasKey $section (last $keys) -}}
-{{- fail (printf "config.%s: the chart sets this itself; see drainSeconds, seal and redis in its values" $path) -}}
+{{- fail (printf "config.%s: the chart sets this itself; see drainSeconds, seal, redis and database in its values" $path) -}}
 {{- end -}}
 {{- end -}}
 {{- $keys := list -}}
@@ -53,5 +53,8 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
       "data_dir" "/var/lib/drawbridge"
       "seal" (dict "keys" $keys)
       "drain" (dict "deadline" (printf "%ds" (int .Values.drainSeconds))) -}}
+{{- if .Values.database.enabled -}}
+{{- $_ := set $own "database" (dict "url" (dict "env" "DATABASE_URL")) -}}
+{{- end -}}
 {{- mergeOverwrite $config $own | toYaml -}}
 {{- end -}}

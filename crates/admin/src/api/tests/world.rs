@@ -13,7 +13,7 @@ use drawbridge_auth::records::{Records, Token};
 use drawbridge_auth::revoking::Revocations;
 use drawbridge_auth::token::{self, Secret, SecretKind, TokenKind};
 use drawbridge_auth::verifier::Verifier;
-use drawbridge_core::state::{MemoryState, SharedState};
+use drawbridge_core::state::{MemoryState, SharedState, WithFallback};
 use drawbridge_sql::{SqlOptions, SqlRecords};
 use http_body_util::BodyExt as _;
 use serde_json::Value;
@@ -87,7 +87,13 @@ impl World {
         let shared = MemoryState::new(1 << 20, std::time::Duration::from_secs(60)).instance(false);
         let revocations = Revocations::new(records.clone(), shared.revocations.clone());
         revocations.read().await.unwrap();
-        let verifier = Arc::new(Verifier::new(None, records.clone(), revocations.clone(), Vec::new()));
+        let verifier = Arc::new(Verifier::new(
+            None,
+            records.clone(),
+            revocations.clone(),
+            Vec::new(),
+            WithFallback::new(shared.limiter.clone()),
+        ));
         let bootstrap = Some(token::hash(FIRST));
         let admission = Admission::Credentials { verifier: verifier.clone(), bootstrap };
         let router = routes(api(&records, &revocations, &shared, admission));
@@ -182,6 +188,7 @@ fn api(
         claims: shared.claims.clone(),
         limiter: shared.limiter.clone(),
         trouble: Arc::new(|| None),
+        gateway: None,
     }
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use url::{Host, Url};
 
 use crate::config::check::Checker;
-use crate::config::model::{Auth, Config, External, Login};
+use crate::config::model::{Auth, Config, External, Introspection, Login};
 use crate::config::raw::{self, AuthMode};
 use crate::config::secret::Secret;
 use crate::config::value::{SecretSource, Span};
@@ -240,7 +240,22 @@ fn external(checker: &mut Checker<'_>, written: Vec<raw::External>) -> Vec<Exter
             }
         }
         let max_lifetime = checker.positive(&format!("{path}.max_lifetime"), raw.max_lifetime, DAY);
+        let introspection = raw.introspection.and_then(|asked| {
+            let path = format!("{path}.introspection");
+            if !is_url(&asked.url) {
+                let hint = "write the issuer's `introspection_endpoint`, as its metadata name it";
+                checker.problem(&format!("{path}.url"), "not an https URL", hint);
+            }
+            if issuers.iter().any(|other| other.introspection.is_some()) {
+                let hint =
+                    "a token that is no JSON Web Token does not say whom to ask: name one issuer for these";
+                checker.problem(&path, "another issuer is asked already", hint);
+            }
+            let client_secret = checker.secret(&format!("{path}.client_secret"), asked.client_secret)?;
+            Some(Introspection { url: asked.url, client_id: asked.client_id, client_secret })
+        });
         issuers.push(External {
+            introspection,
             issuer: raw.issuer,
             audiences: or(raw.audiences, &[]),
             algorithms,

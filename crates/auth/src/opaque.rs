@@ -1,0 +1,166 @@
+//! Tokens that say nothing themselves: the issuer is asked what they are (RFC 7662).
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use chrono::Utc;
+use http::{Request, StatusCode};
+use moka::future::Cache;
+use serde::Deserialize;
+use serde_json::Value;
+use tokio::time::Instant;
+use url::form_urlencoded::{Serializer, byte_serialize};
+
+use crate::fetch::Fetch;
+use crate::jwt::{EXPIRED, Policy};
+use crate::scope::Scopes;
+use crate::verifier::Refused;
+
+/// The largest answer, in bytes.
+const MAX_BYTES: usize = 64 * 1024;
+/// An answer is taken for so long.
+pub(crate) const KEPT: Duration = Duration::from_secs(30);
+/// Tokens that are remembered.
+const MAX_KNOWN: u64 = 10_000;
+/// An issuer that takes longer is away.
+const TIME: Duration = Duration::from_secs(3);
+
+/// How an issuer is asked.
+pub struct Introspection {
+    /// Its introspection endpoint.
+    pub url: String,
+    /// The gateway's id there.
+    pub client_id: String,
+    /// What the gateway proves that with.
+    pub client_secret: String,
+    fetch: Arc<dyn Fetch>,
+    known: Cache<[u8; 32], Arc<Active>>,
+}
+
+impl std::fmt::Debug for Introspection {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Introspection").field("url", &self.url).finish_non_exhaustive()
+    }
+}
+
+/// What a token is that is good now.
+#[derive(Debug, Clone)]
+pub(crate) struct Active {
+    pub(crate) subject: String,
+    pub(crate) client: String,
+    pub(crate) scopes: Scopes,
+    /// In seconds since 1970.
+    pub(crate) expires_at: Option<i64>,
+    /// When its issuer said so.
+    pub(crate) asked: Instant,
+}
+
+#[derive(Deserialize)]
+struct Answer {
+    active: bool,
+    iss: Option<String>,
+    sub: Option<String>,
+    client_id: Option<String>,
+    token_type: Option<String>,
+    exp: Option<f64>,
+    nbf: Option<f64>,
+    aud: Option<Value>,
+    scope: Option<String>,
+    cnf: Option<Value>,
+}
+
+impl Introspection {
+    /// Asks at `url` as the client with this id and secret.
+    pub fn new(url: String, client_id: String, client_secret: String, fetch: Arc<dyn Fetch>) -> Self {
+        let known = Cache::builder().max_capacity(MAX_KNOWN).time_to_live(KEPT).build();
+        Self { url, client_id, client_secret, fetch, known }
+    }
+
+    /// What `token` is, which is remembered under `key`. Who asks for the same at once asks once.
+    pub(crate) async fn ask(
+        &self,
+        token: &str,
+        key: [u8; 32],
+        policy: &Policy,
+        resource: &str,
+    ) -> Result<Arc<Active>, Refused> {
+        let asked = async { self.send(token).await?.check(policy, resource).map(Arc::new) };
+        let active = self.known.try_get_with(key, asked).await.map_err(|why| (*why).clone())?;
+        if active.expires_at.is_some_and(|end| end <= Utc::now().timestamp()) {
+            return Err(Refused::Invalid(EXPIRED));
+        }
+        Ok(active)
+    }
+
+    async fn send(&self, token: &str) -> Result<Answer, Refused> {
+        let unavailable = |why: &str| Refused::Unavailable(format!("{}: {why}", self.url));
+        let encoded = |text: &str| byte_serialize(text.as_bytes()).collect::<String>();
+        let basic = STANDARD.encode(format!("{}:{}", encoded(&self.client_id), encoded(&self.client_secret)));
+        let form = Serializer::new(String::new())
+            .append_pair("token", token)
+            .append_pair("token_type_hint", "access_token")
+            .finish();
+        let request = Request::post(&self.url)
+            .header("authorization", format!("Basic {basic}"))
+            .header("content-type", "application/x-www-form-urlencoded")
+            .header("accept", "application/json")
+            .body(form.into_bytes())
+            .map_err(|_| unavailable("not a URL"))?;
+        let answered = tokio::time::timeout(TIME, self.fetch.fetch(request, MAX_BYTES)).await;
+        let response = match answered {
+            Ok(Ok(response)) => response,
+            Ok(Err(why)) => return Err(unavailable(&why.0)),
+            Err(_) => return Err(unavailable("no answer within 3 s")),
+        };
+        if response.status() != StatusCode::OK {
+            return Err(unavailable(&format!("answered with {}", response.status())));
+        }
+        // What is no answer of an introspection endpoint says nothing good of a token.
+        serde_json::from_slice(response.body()).map_err(|_| Refused::Invalid("its issuer's answer is none"))
+    }
+}
+
+impl Answer {
+    fn check(self, policy: &Policy, resource: &str) -> Result<Active, Refused> {
+        let invalid = |why| Err(Refused::Invalid(why));
+        if !self.active {
+            return invalid("its issuer says that it is not active");
+        }
+        if self.iss.is_some_and(|issuer| issuer != policy.issuer) {
+            return invalid("its issuer is another");
+        }
+        let accepts = |aud: &Value| {
+            let aud = aud.as_str().unwrap_or_default();
+            aud == resource || policy.audiences.iter().any(|accepted| accepted == aud)
+        };
+        let is_for_here = match &self.aud {
+            Some(Value::Array(all)) => all.iter().any(accepts),
+            Some(one) => accepts(one),
+            None => false,
+        };
+        if !is_for_here {
+            return invalid("its audience is another");
+        }
+        if self.token_type.is_some_and(|kind| !kind.eq_ignore_ascii_case("bearer")) || self.cnf.is_some() {
+            return invalid("it is no bearer token");
+        }
+        #[expect(clippy::cast_precision_loss, reason = "seconds")]
+        let now = Utc::now().timestamp() as f64;
+        if self.exp.is_some_and(|end| end <= now) {
+            return invalid(EXPIRED);
+        }
+        if self.nbf.is_some_and(|begin| begin > now) {
+            return invalid("it is not good yet");
+        }
+        let Some(client) = self.client_id.or_else(|| self.sub.clone()).filter(|id| !id.is_empty()) else {
+            return invalid("it names nobody");
+        };
+        let subject = self.sub.filter(|sub| !sub.is_empty()).unwrap_or_else(|| client.clone());
+        #[expect(clippy::cast_possible_truncation, reason = "seconds")]
+        let expires_at = self.exp.map(|end| end as i64);
+        let scopes = Scopes::parse(&self.scope.unwrap_or_default());
+        Ok(Active { subject, client, scopes, expires_at, asked: Instant::now() })
+    }
+}
