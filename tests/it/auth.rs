@@ -2,6 +2,7 @@
 
 mod admin_grants;
 mod admin_tokens;
+mod audit;
 mod authorize;
 mod cimd;
 mod discovery;

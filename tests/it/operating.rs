@@ -1,6 +1,6 @@
 //! What operators see of the gateway.
 
 mod calls;
-mod metrics;
+pub(crate) mod metrics;
 mod reload;
 mod traces;

@@ -31,7 +31,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{any, get};
 use axum::{Json, Router};
 use chrono::Utc;
-use drawbridge_auth::audit::{AuditTrail, Event};
+use drawbridge_auth::audit::{AuditStore, AuditTrail, Event};
 use drawbridge_auth::records::{GrantFilter, PageRequest, Records, Revocation};
 use drawbridge_auth::revoking::{RevocationKey, Revocations, Told};
 use drawbridge_auth::signing::MAX_LIFETIME;
@@ -69,6 +69,8 @@ pub struct Api {
     pub revocations: Arc<Revocations>,
     /// Who did what.
     pub trail: Arc<AuditTrail>,
+    /// All that is in the trail.
+    pub audit: Arc<dyn AuditStore>,
     /// What may happen once.
     pub claims: Arc<dyn Claims>,
     /// How often things may happen.

@@ -47,6 +47,7 @@ impl Exporter {
         redis(&mut all, &self.metrics);
         configuration(&mut all, &self.metrics);
         credentials(&mut all, &self.metrics);
+        audit(&mut all, &self.metrics, &(self.gauges)());
         all.0.extend(self.process.collect());
         all.0.sort_by(|a, b| a.name().cmp(b.name()));
         all.0
@@ -182,6 +183,25 @@ fn credentials(all: &mut Families, metrics: &Metrics) {
     all.counters("drawbridge_credentials_total", "Credentials of requests, and what came of them.", results);
 }
 
+/// Nothing, where there is no trail.
+fn audit(all: &mut Families, metrics: &Metrics, gauges: &Gauges) {
+    let counted = &metrics.audit;
+    if !counted.has_trail() {
+        return;
+    }
+    let one = |count| vec![counter(&[], count)];
+    all.counters(
+        "drawbridge_audit_entries_total",
+        "Entries written into the audit trail.",
+        one(counted.written.get()),
+    );
+    let help = "Calls and actions that are in no entry of the audit trail.";
+    all.counters("drawbridge_audit_lost_total", help, one(counted.lost.get()));
+    let help = "Times that a chain was not swept because it does not hold.";
+    all.counters("drawbridge_audit_broken_chains_total", help, one(counted.broken.get()));
+    all.gauge("drawbridge_audit_queue", "Calls that wait to be written down.", number(gauges.audit_queue));
+}
+
 #[derive(Default)]
 struct Families(Vec<MetricFamily>);
 
@@ -279,7 +299,9 @@ mod tests {
         metrics.redis.up.set(false);
         metrics.redis.bus(Direction::Sent).inc();
         metrics.configuration.is_applied();
-        let gauges = Gauges { streams: [1, 2, 3, 4], sessions: 7, ..Gauges::default() };
+        metrics.audit.is_kept();
+        metrics.audit.lost.add(3);
+        let gauges = Gauges { audit_queue: 2, streams: [1, 2, 3, 4], sessions: 7, ..Gauges::default() };
         let exporter = Exporter::new(metrics, Arc::new(move || gauges));
         let text = TextEncoder::new().encode_to_string(&exporter.families()).unwrap();
         for line in [
@@ -296,6 +318,8 @@ mod tests {
             r#"drawbridge_redis_errors_total{port="leases"} 0"#,
             r#"drawbridge_bus_messages_total{direction="sent"} 1"#,
             r#"drawbridge_config_reloads_total{result="refused"} 0"#,
+            "drawbridge_audit_lost_total 3",
+            "drawbridge_audit_queue 2",
         ] {
             assert!(text.lines().any(|shown| shown == line), "{line} is not in\n{text}");
         }

@@ -30,10 +30,11 @@ use drawbridge_front::gate::{Gate, PeerAddress};
 use drawbridge_oauth::oidc::{Provider, ProviderOptions};
 use drawbridge_oauth::options::{ClientDocumentOptions, Options, Registration};
 use drawbridge_oauth::{ClientAddress, Documents, HasEndpoint};
-use drawbridge_sql::{MigrationError, SqlOptions, SqlRecords};
+use drawbridge_sql::{MigrationError, SqlRecords};
 use http::Request;
 use parking_lot::{Mutex, RwLock};
 
+use crate::audit::Audit;
 use crate::config::{AuthMode, Config, External, RegistrationPolicy};
 use crate::fetch::{Fetcher, GuardedFetcher};
 use crate::wiring::{collector_options, guard_options};
@@ -92,7 +93,8 @@ pub fn database_url(config: &Config) -> String {
 }
 
 impl Access {
-    /// What the configuration asks for; `None` if callers are not asked who they are. `public` is where clients connect.
+    /// What the configuration asks for, over the database of `audit`; `None` if callers are not asked who they are.
+    /// `public` is where clients connect.
     ///
     /// # Errors
     ///
@@ -102,27 +104,12 @@ impl Access {
         public: SocketAddr,
         shared: &SharedState,
         ring: &Arc<KeyRing>,
+        audit: &Audit,
     ) -> anyhow::Result<Option<Arc<Self>>> {
         if config.auth.mode == AuthMode::None {
             return Ok(None);
         }
-        let records = SqlRecords::open(&database_url(config), &SqlOptions::default()).context("database")?;
-        Ok(Some(Self::with(config, public, shared, ring, records).await?))
-    }
-
-    /// The same over `records`.
-    ///
-    /// # Errors
-    ///
-    /// If the database can't be used.
-    pub async fn with(
-        config: &Config,
-        public: SocketAddr,
-        shared: &SharedState,
-        ring: &Arc<KeyRing>,
-        records: SqlRecords,
-    ) -> anyhow::Result<Arc<Self>> {
-        let sql = Arc::new(records);
+        let sql = audit.records.clone();
         let records: Arc<dyn Records> = sql.clone();
         let revocations = Revocations::new(records.clone(), shared.revocations.clone());
         let is_embedded = config.auth.mode == AuthMode::Embedded;
@@ -158,7 +145,7 @@ impl Access {
             origin,
             shared: shared.clone(),
             bootstrap: config.admin.bootstrap_token.as_ref().map(|secret| token::hash(secret.expose())),
-            trail: Arc::new(AuditTrail::new(sql)),
+            trail: audit.trail.clone(),
             is_prepared: AtomicBool::new(false),
             trouble: Mutex::default(),
         });
@@ -168,7 +155,7 @@ impl Access {
             Ok(Err(error)) => return Err(error),
             Err(_) => this.is_in_trouble("the database does not answer"),
         }
-        Ok(this)
+        Ok(Some(this))
     }
 
     fn is_in_trouble(&self, why: &str) {
@@ -262,6 +249,7 @@ impl Access {
             records: self.records.clone(),
             revocations: self.revocations.clone(),
             trail: self.trail.clone(),
+            audit: self.records.clone(),
             claims: self.shared.claims.clone(),
             limiter: self.shared.limiter.clone(),
             trouble: Arc::new(move || this.trouble()),
@@ -337,10 +325,9 @@ impl Access {
         });
     }
 
-    /// Writes down what was used, and lets go of the database.
+    /// Writes down what was used.
     pub async fn close(&self) {
         self.verifier.flush_uses().await;
-        self.records.close().await;
     }
 
     async fn tend_prepared(&self) {
@@ -364,7 +351,7 @@ impl Access {
         let now = Utc::now();
         let swept = async {
             let clients = self.records.forget_unused_clients(now - TimeDelta::days(7)).await?;
-            Ok::<_, RecordsError>(clients + self.records.sweep(now, None).await?)
+            Ok::<_, RecordsError>(clients + self.records.sweep(now).await?)
         };
         match swept.await {
             Ok(0) => {}

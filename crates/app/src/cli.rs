@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use chrono::{DateTime, TimeDelta, Utc};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use url::Url;
 
@@ -33,6 +34,8 @@ pub enum Command {
     Migrate(MigrateArgs),
     /// Make, list, revoke and rotate tokens, through the admin API of a gateway or in the database itself.
     Token(TokenArgs),
+    /// Check the audit trail, or write it out.
+    Audit(AuditArgs),
     /// Run the demo backend alone: an MCP server that shows every feature.
     DemoServer(DemoServerArgs),
     /// Run a command and end all its descendants when standard input closes.
@@ -283,6 +286,81 @@ pub struct RotateArgs {
     pub json: bool,
 }
 
+/// Arguments of `audit`.
+#[derive(Debug, Args)]
+pub struct AuditArgs {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: AuditCommand,
+}
+
+/// What can be done with the audit trail.
+#[derive(Debug, Subcommand)]
+pub enum AuditCommand {
+    /// Go through the trail; exit with 0 if it is what was written, or with 1 and say what is not, and where.
+    Verify(VerifyArgs),
+    /// Write entries to standard output, one JSON object a line, the oldest first.
+    Export(ExportArgs),
+}
+
+/// Where the audit trail is.
+#[derive(Debug, Args)]
+pub struct AuditPlace {
+    /// The configuration file that names the database and has the seal keys.
+    #[arg(long, value_name = "FILE", env = "DRAWBRIDGE_CONFIG")]
+    pub config: Option<PathBuf>,
+    /// The database itself: postgres://USER:PASSWORD@HOST/NAME or sqlite:FILE.
+    #[arg(long, value_name = "URL", env = "DRAWBRIDGE_DATABASE", hide_env_values = true, value_parser = secret)]
+    pub database: Option<Secret>,
+}
+
+/// Arguments of `audit verify`.
+#[derive(Debug, Args)]
+pub struct VerifyArgs {
+    /// Where it is.
+    #[command(flatten)]
+    pub place: AuditPlace,
+    /// Go through this chain alone.
+    #[arg(long)]
+    pub chain: Option<String>,
+    /// Believe this key, by its thumbprint; for keys whose seal key is no longer in the configuration, or where there is
+    /// no configuration. Can be given several times.
+    #[arg(long, value_name = "THUMBPRINT")]
+    pub trust: Vec<String>,
+    /// An earlier export: the trail must have what is in it, or say that it was too old.
+    #[arg(long, value_name = "FILE")]
+    pub kept: Option<PathBuf>,
+}
+
+/// Arguments of `audit export`.
+#[derive(Debug, Args)]
+pub struct ExportArgs {
+    /// Where it is.
+    #[command(flatten)]
+    pub place: AuditPlace,
+    /// Only this chain.
+    #[arg(long)]
+    pub chain: Option<String>,
+    /// Only from this time on: 2026-11-30T12:00:00Z, or so long ago: 24h.
+    #[arg(long, value_name = "TIME", value_parser = moment)]
+    pub since: Option<DateTime<Utc>>,
+    /// Only from before this time.
+    #[arg(long, value_name = "TIME", value_parser = moment)]
+    pub until: Option<DateTime<Utc>>,
+    /// Only what administrators and the gateway did, or only calls.
+    #[arg(long, value_enum)]
+    pub kind: Option<EntryKind>,
+}
+
+/// What entries are about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum EntryKind {
+    /// What administrators and the gateway did.
+    Action,
+    /// Calls.
+    Call,
+}
+
 /// Arguments of `demo-server`.
 #[derive(Debug, Args)]
 pub struct DemoServerArgs {
@@ -300,6 +378,16 @@ pub struct GuardArgs {
     /// The program and its arguments.
     #[arg(last = true, required = true, value_name = "COMMAND")]
     pub command: Vec<OsString>,
+}
+
+/// A time, or how long ago it was.
+fn moment(text: &str) -> Result<DateTime<Utc>, String> {
+    if let Ok(at) = DateTime::parse_from_rfc3339(text) {
+        return Ok(at.to_utc());
+    }
+    let ago = humantime::parse_duration(text).ok().and_then(|ago| TimeDelta::from_std(ago).ok());
+    let at = ago.and_then(|ago| Utc::now().checked_sub_signed(ago));
+    at.ok_or_else(|| "write a time such as 2026-11-30T12:00:00Z, or how long ago: 24h".to_owned())
 }
 
 fn secret(text: &str) -> Result<Secret, std::convert::Infallible> {
@@ -364,6 +452,17 @@ mod tests {
             parse("drawbridge migrate --check --database sqlite:a.db"),
             Ok(Command::Migrate(_))
         ));
+    }
+
+    #[test]
+    fn the_audit_trail_is_named_by_file_or_database() {
+        let line = "drawbridge audit verify --config c.yaml --chain x --trust a --trust b --kept old.jsonl";
+        assert!(matches!(parse(line), Ok(Command::Audit(_))));
+        let line = "drawbridge audit export --database postgres://a:hunter2@b --since 24h --until 2026-11-30T12:00:00Z";
+        let Ok(export) = parse(line) else { panic!("refused") };
+        assert!(!format!("{export:?}").contains("hunter2"));
+        assert!(parse("drawbridge audit export --since yesterday").is_err());
+        assert!(parse("drawbridge audit").is_err());
     }
 
     #[test]

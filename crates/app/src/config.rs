@@ -31,8 +31,8 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 pub use self::model::{
-    Admin, Auth, Backend, BackendKind, Config, Drain, Endpoint, External, HttpBackend, Limits, Log, Login,
-    Otlp, Outbound, Password, Proxy, Public, Redis, StdioBackend, Streams,
+    Admin, Audit, Auth, Backend, BackendKind, Config, Drain, Endpoint, External, HttpBackend, Limits, Log,
+    Login, Otlp, Outbound, Password, Proxy, Public, Redis, StdioBackend, Streams,
 };
 pub use self::problem::{Notice, Problem, Problems};
 pub use self::raw::{AuthMode, Era, LogFormat, OtlpProtocol, RegistrationPolicy, SessionScope, Transport};

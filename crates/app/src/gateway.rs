@@ -14,6 +14,7 @@ use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
 use crate::access::{Access, EndpointNames};
+use crate::audit::Audit;
 use crate::config::{self, Config, FileRead, Inputs};
 use crate::listener::{Workers, bind};
 use crate::overview::Overview;
@@ -27,6 +28,8 @@ use crate::wiring::{Doors, Records, Wired, Work, collector_options, wire};
 const TICK: Duration = Duration::from_secs(1);
 /// Every so many ticks all other forgotten things are looked for.
 const SWEEP_TICKS: u64 = 5;
+/// What the audit trail gets to end in order, if the calls have left nothing of the deadline.
+const AUDIT_TIME: Duration = Duration::from_secs(5);
 /// What backends get to end in order, after their calls have.
 const BACKEND_TIME: Duration = Duration::from_secs(15);
 
@@ -47,6 +50,7 @@ pub struct Gateway {
     wired: Arc<Wired>,
     store: Store,
     access: Option<Arc<Access>>,
+    audit: Option<Arc<Audit>>,
     workers: Option<(Arc<Workers>, JoinHandle<()>)>,
 }
 
@@ -85,16 +89,24 @@ impl Gateway {
             let outbound = collector_options(&config);
             otlp::start(otlp, &outbound, &traces)
         });
-        let records = Records { metrics, tracer: tracer.transpose()? };
         let ring = Arc::new(KeyRing::new(&keys)?);
         let gateway_public = public.local_addr()?;
-        let access = Access::open(&config, gateway_public, &state, &ring).await?;
+        let audit = Audit::open(&config, &ring, &metrics)?;
+        let access = match &audit {
+            Some(audit) => Access::open(&config, gateway_public, &state, &ring, audit).await?,
+            None => None,
+        };
+        let calls = audit.as_ref().and_then(|audit| audit.calls());
+        let records = Records { metrics, tracer: tracer.transpose()?, audit: calls };
         let mut doors =
             Doors { keys: ring.clone(), gate: None, others: None, names: EndpointNames::default() };
         if let Some(access) = &access {
             doors.gate = Some(access.gate());
             doors.others = Some(access.router(&config, &ring, &doors.names)?);
             access.tend(&work.fleet);
+        }
+        if let Some(audit) = &audit {
+            audit.start();
         }
         let wired = Arc::new(wire(&config, state, records, doors, guard, cores + 1, &work)?);
         let workers = Arc::new(Workers::start(cores, &wired.front, &work)?);
@@ -114,6 +126,7 @@ impl Gateway {
             wired,
             store,
             access,
+            audit,
             workers: Some((workers, accepting)),
         };
         gateway.wired.metrics.configuration.is_applied();
@@ -220,8 +233,8 @@ impl Gateway {
         self.work.clients.begin_drain();
         self.work.backends.begin_drain();
         let mut finished = false;
+        let until = Instant::now() + deadline;
         if !hurried {
-            let until = Instant::now() + deadline;
             let all = async {
                 let finished = self.work.clients.finish(deadline).await;
                 let left = || until.saturating_duration_since(Instant::now());
@@ -248,6 +261,9 @@ impl Gateway {
         self.work.fleet.finish(Duration::ZERO).await;
         if let Some(access) = &self.access {
             access.close().await;
+        }
+        if let Some(audit) = &self.audit {
+            audit.close(until.saturating_duration_since(Instant::now()).max(AUDIT_TIME)).await;
         }
         self.traces.finish(otlp::FAREWELL).await;
         self.operators.finish(Duration::ZERO).await;

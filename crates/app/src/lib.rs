@@ -5,6 +5,7 @@
 //! says when. [`operator`] has the commands that manage a gateway. The binary only picks a subcommand.
 
 pub mod access;
+pub mod audit;
 pub mod cli;
 pub mod config;
 mod fetch;

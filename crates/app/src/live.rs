@@ -173,6 +173,7 @@ const RESTART: &[Key] = keys![
     "seal.keys" = seal_keys,
     "auth" = auth,
     "database" = database,
+    "audit" = audit,
     "outbound.allow_networks" = outbound.allow_networks,
     "tracing.otlp" = otlp,
     "limits.event_log_bytes" = limits.event_log_bytes,
@@ -278,7 +279,7 @@ impl Wired {
             }
             let endpoint = Endpoint::new(name, behind, self.keys.clone(), self.rounds.clone());
             let counted = self.metrics.endpoint(endpoint.display_name());
-            Arc::new(endpoint.counted(counted))
+            Arc::new(endpoint.counted(counted).audited(self.audit.clone()))
         });
         Ok(made.collect())
     }

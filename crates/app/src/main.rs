@@ -25,6 +25,9 @@ fn main() -> ExitCode {
         Command::Check(args) => return check(args),
         Command::Migrate(args) => run(tell(operator::migrate(args, environment()))),
         Command::Token(args) => run(async { tell(operator::token(args, &environment())).await }),
+        Command::Audit(args) => {
+            run(async { ended_early(operator::audit(args, environment(), &mut std::io::stdout()).await) })
+        }
         Command::DemoServer(args) => run(demo_server(args)),
         Command::Guard(_) => Ok(()),
     };
@@ -76,6 +79,16 @@ async fn tell(command: impl Future<Output = anyhow::Result<Said>>) -> anyhow::Re
     let _ = std::io::stderr().write_all(said.notes.as_bytes());
     std::io::stdout().write_all(said.result.as_bytes())?;
     Ok(())
+}
+
+/// Whoever reads what is exported may have had enough.
+fn ended_early(done: anyhow::Result<()>) -> anyhow::Result<()> {
+    let is_closed = |error: &anyhow::Error| {
+        error.chain().any(|cause| {
+            cause.downcast_ref::<std::io::Error>().is_some_and(|e| e.kind() == std::io::ErrorKind::BrokenPipe)
+        })
+    };
+    done.or_else(|error| if is_closed(&error) { Ok(()) } else { Err(error) })
 }
 
 /// Secrets of callers and backends are in memory.

@@ -1,5 +1,7 @@
-//! The commands for operators: `token` and `migrate`. `token` is a client of the admin API: of a running gateway, or,
+//! The commands for operators: `token`, `audit` and `migrate`. `token` is a client of the admin API: of a running gateway, or,
 //! where there is none that can be reached, of one that is made for the moment over the database itself.
+
+mod audit;
 
 use std::collections::{BTreeSet, HashMap};
 use std::fmt::Write as _;
@@ -11,7 +13,7 @@ use anyhow::{Context as _, bail};
 use axum::Router;
 use axum::body::Body;
 use drawbridge_admin::api::{Admission, Api};
-use drawbridge_auth::audit::AuditTrail;
+use drawbridge_auth::audit::{AuditTrail, UNSIGNED_ACTOR};
 use drawbridge_auth::fetch::Fetch as _;
 use drawbridge_auth::records::Records;
 use drawbridge_auth::revoking::Revocations;
@@ -26,6 +28,8 @@ use serde_json::{Value, json};
 use tower::ServiceExt as _;
 use url::Url;
 
+pub use audit::audit;
+
 use crate::access::database_url;
 use crate::cli::{AdminArgs, CreateArgs, ListArgs, MigrateArgs, RotateArgs, TokenArgs, TokenCommand};
 use crate::config;
@@ -34,7 +38,7 @@ use crate::fetch::Fetcher;
 /// No answer of the admin API is larger.
 const MAX_ANSWER: usize = 4 * 1024 * 1024;
 /// Whom the audit trail names if somebody works on the database itself.
-const ACTOR: &str = "cli";
+const ACTOR: &str = UNSIGNED_ACTOR;
 /// So many tokens are asked for at once.
 const PARTS: &str = "200";
 
@@ -135,7 +139,8 @@ impl Admin {
             admission: Admission::Anybody { actor: ACTOR },
             // Instances read in the database what is revoked there, so nobody has to be told here.
             revocations: Revocations::new(port.clone(), Arc::new(MemoryRevocations::default())),
-            trail: Arc::new(AuditTrail::new(port.clone())),
+            trail: Arc::new(AuditTrail::new(records.clone())),
+            audit: records.clone(),
             records: port,
             claims: Arc::new(MemoryClaims::default()),
             limiter: Arc::new(MemoryLimiter::default()),
@@ -377,6 +382,8 @@ fn table(items: &[Value]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use drawbridge_auth::audit::{AuditFilter, AuditStore as _};
+
     use super::*;
 
     #[test]
@@ -428,7 +435,7 @@ mod tests {
         let listed: Vec<Value> = serde_json::from_str(&listed).unwrap();
         assert_eq!(listed.len(), 2, "{listed:?}");
 
-        let audit = records.audit(None, 100).await.unwrap().items;
+        let audit = records.audit(&AuditFilter::default(), None, 100).await.unwrap().items;
         assert!(audit.len() >= 7 && audit.iter().all(|entry| entry.actor == ACTOR));
     }
 

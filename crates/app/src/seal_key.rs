@@ -25,12 +25,7 @@ pub fn ephemeral() -> SealKey {
 /// If the directory can't be written, or the file holds something else than a key.
 pub fn of_directory(directory: &Path) -> anyhow::Result<SealKey> {
     let path = directory.join(FILE);
-    let hint = || {
-        format!(
-            "{}: the seal key can't be kept here; make the directory writable, name another with data_dir, or configure seal.keys",
-            path.display()
-        )
-    };
+    let hint = || hint(&path);
     fs::create_dir_all(directory).with_context(hint)?;
     let fresh: [u8; 32] = rand::random();
     let made = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path);
@@ -41,20 +36,39 @@ pub fn of_directory(directory: &Path) -> anyhow::Result<SealKey> {
                 .with_context(hint)?;
             Ok(SealKey { id: "d1".to_owned(), secret: fresh })
         }
-        Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => {
-            let text = fs::read_to_string(&path).with_context(hint)?;
-            let bytes = STANDARD.decode(text.trim()).unwrap_or_default();
-            ensure!(
-                bytes.len() == 32,
-                "{}: not a seal key (32 bytes in Base64); delete the file to have a new one made",
-                path.display()
-            );
-            let mut secret = [0; 32];
-            secret.copy_from_slice(&bytes);
-            Ok(SealKey { id: "d1".to_owned(), secret })
-        }
+        Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => read(&path),
         Err(e) => Err(e).with_context(hint),
     }
+}
+
+/// The key of the data directory, if there is one.
+///
+/// # Errors
+///
+/// If the file can't be read, or holds something else than a key.
+pub fn kept_in(directory: &Path) -> anyhow::Result<Option<SealKey>> {
+    let path = directory.join(FILE);
+    if path.exists() { read(&path).map(Some) } else { Ok(None) }
+}
+
+fn hint(path: &Path) -> String {
+    format!(
+        "{}: the seal key can't be kept here; make the directory writable, name another with data_dir, or configure seal.keys",
+        path.display()
+    )
+}
+
+fn read(path: &Path) -> anyhow::Result<SealKey> {
+    let text = fs::read_to_string(path).with_context(|| hint(path))?;
+    let bytes = STANDARD.decode(text.trim()).unwrap_or_default();
+    ensure!(
+        bytes.len() == 32,
+        "{}: not a seal key (32 bytes in Base64); delete the file to have a new one made",
+        path.display()
+    );
+    let mut secret = [0; 32];
+    secret.copy_from_slice(&bytes);
+    Ok(SealKey { id: "d1".to_owned(), secret })
 }
 
 #[cfg(test)]

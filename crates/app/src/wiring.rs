@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, anyhow};
 use axum::Router;
+use drawbridge_core::audit::CallAudit;
 use drawbridge_core::event_log::EventRing;
 use drawbridge_core::fleet::Peers;
 use drawbridge_core::metrics::{Gauges, Metrics};
@@ -39,6 +40,7 @@ pub struct Wired {
     pub peers: Peers,
     /// What is counted.
     pub metrics: Arc<Metrics>,
+    pub(crate) audit: Option<Arc<dyn CallAudit>>,
     pub(crate) keys: Arc<KeyRing>,
     pub(crate) rounds: Arc<Rounds>,
     pub(crate) means: Means,
@@ -52,7 +54,8 @@ pub struct Wired {
 impl Wired {
     /// What is open and under way.
     pub fn gauges(&self) -> Gauges {
-        Gauges { event_log_bytes: self.events.size().1, ..self.front.gauges() }
+        let audit_queue = self.audit.as_ref().map_or(0, |audit| audit.waiting());
+        Gauges { event_log_bytes: self.events.size().1, audit_queue, ..self.front.gauges() }
     }
 }
 
@@ -73,6 +76,8 @@ pub struct Records {
     pub metrics: Arc<Metrics>,
     /// Who records traces, if somebody does.
     pub tracer: Option<Tracer>,
+    /// Who notes calls, if somebody does.
+    pub audit: Option<Arc<dyn CallAudit>>,
 }
 
 /// What stands before MCP.
@@ -101,7 +106,7 @@ pub fn wire(
     workers: usize,
     work: &Work,
 ) -> anyhow::Result<Wired> {
-    let Records { metrics, tracer } = records;
+    let Records { metrics, tracer, audit } = records;
     let keys = doors.keys;
     let peers = Peers::new(state, work.fleet.clone());
     let means = Means {
@@ -131,7 +136,7 @@ pub fn wire(
     let current = Mutex::new(Current::before(config));
     let work = work.clone();
     let names = doors.names;
-    let wired = Wired { front, events, peers, metrics, keys, rounds, means, work, names, current };
+    let wired = Wired { front, events, peers, metrics, audit, keys, rounds, means, work, names, current };
     wired.apply(config)?;
     wired.peers.run();
     Ok(wired)

@@ -1,104 +1,76 @@
-//! The audit trail: who did what, when, and how it ended. Entries of one chain can't be changed or taken out without
-//! that being seen: each has a hash over itself and the hash of the one before.
+//! The audit trail: who did what, when, and how it ended. It is made of chains, one for each run of an instance: each
+//! entry has a hash over itself and the hash of the one before. Checkpoints, which are signed, say what the hash of an
+//! entry was, and what the ends of other chains were then.
 //!
-//! An instance begins a chain when it starts. It begins another when an entry was not written for sure: the next one
-//! must not stand where that may be.
+//! ```text
+//! chain of a run   audit.open ── entry ── entry ── entry ── ... ── audit.close
+//! checkpoints          ▲                    ▲                          ▲
+//! ```
+//!
+//! Actions of administrators are on disk before they are answered ([`AuditTrail::append`]). Calls are written by a task of
+//! their own ([`CallLog`]); what it can't take is counted, and how many that were is an entry too.
+//!
+//! Start reading at [`trail`], then [`verify`].
+
+mod calls;
+mod keys;
+mod redact;
+mod retention;
+mod store;
+mod trail;
+mod verify;
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::sync::Arc;
 
-use chrono::{SubsecRound as _, Utc};
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use sha2::{Digest as _, Sha256};
-use tokio::sync::Mutex;
 
-use crate::records::{AuditEntry, Records, RecordsError};
+use crate::records::Time;
 
-/// Something to be written down. No secret may be in it.
-#[derive(Debug, Clone)]
-pub struct Event<'a> {
+pub use calls::{CallLog, CallOptions, CallWriter};
+pub use keys::{AuditKeys, Statement, Trust};
+pub use redact::{BadRule, Redactor};
+pub use retention::{Swept, sweep};
+pub use store::{AuditFilter, AuditKey, AuditKind, AuditStore, Checkpoint, CheckpointKind, Head};
+pub use trail::{AuditTrail, Event};
+pub use verify::{Finding, Report, Verify, verify};
+
+/// What the actions of calls begin with, so that no method of a client can look like an action of an administrator.
+pub const CALL: &str = "mcp:";
+/// Whom entries about the trail itself are from.
+pub const GATEWAY: &str = "gateway";
+/// Whom entries are from that are made without a gateway, and so without its key.
+pub const UNSIGNED_ACTOR: &str = "cli";
+/// The first entry of a run of an instance.
+pub const OPEN: &str = "audit.open";
+/// The last one of a run that has ended in order.
+pub const CLOSE: &str = "audit.close";
+/// Says how many entries were lost before it.
+pub const LOST: &str = "audit.lost";
+
+/// An entry of the audit trail.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AuditEntry {
+    /// Whose chain.
+    pub chain: String,
+    /// Counts up from 1 in a chain.
+    pub number: i64,
+    /// When.
+    pub at: Time,
     /// By whom.
-    pub actor: &'a str,
-    /// What was done, such as `token.create`.
-    pub action: &'a str,
+    pub actor: String,
+    /// What was done, such as `token.create` or `mcp:tools/call`.
+    pub action: String,
     /// To what.
-    pub target: &'a str,
+    pub target: String,
     /// How it ended.
-    pub outcome: &'a str,
+    pub outcome: String,
     /// More.
     pub detail: Value,
-}
-
-/// Where the next entry goes.
-struct End {
-    chain: String,
-    number: i64,
-    hash: String,
-}
-
-impl End {
-    fn of_new_chain() -> Self {
-        Self { chain: crate::fresh_id(), number: 0, hash: String::new() }
-    }
-}
-
-/// Appends to the audit trail, one entry after the other.
-pub struct AuditTrail {
-    records: Arc<dyn Records>,
-    end: Mutex<End>,
-}
-
-impl std::fmt::Debug for AuditTrail {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("AuditTrail").finish_non_exhaustive()
-    }
-}
-
-impl AuditTrail {
-    /// A trail in `records`, with a chain of its own.
-    pub fn new(records: Arc<dyn Records>) -> Self {
-        Self { records, end: Mutex::new(End::of_new_chain()) }
-    }
-
-    /// Writes all of `events` down, in their order. They are on disk when this returns.
-    ///
-    /// # Errors
-    ///
-    /// If that is not sure.
-    pub async fn append(&self, events: &[Event<'_>]) -> Result<(), RecordsError> {
-        // The lock is held over the write: entries must arrive in the order of their numbers.
-        let mut end = self.end.lock().await;
-        let mut entries: Vec<AuditEntry> = Vec::with_capacity(events.len());
-        for event in events {
-            let before = entries.last().map_or(end.hash.as_str(), |entry| entry.hash.as_str());
-            let mut entry = AuditEntry {
-                chain: end.chain.clone(),
-                number: entries.last().map_or(end.number, |entry| entry.number) + 1,
-                at: Utc::now().trunc_subsecs(6),
-                actor: event.actor.to_owned(),
-                action: event.action.to_owned(),
-                target: event.target.to_owned(),
-                outcome: event.outcome.to_owned(),
-                detail: event.detail.clone(),
-                hash: String::new(),
-            };
-            entry.hash = hash(before, &entry);
-            entries.push(entry);
-        }
-        let Some(last) = entries.last() else { return Ok(()) };
-        match self.records.append_audit(&entries).await {
-            Ok(()) => {
-                end.number = last.number;
-                end.hash.clone_from(&last.hash);
-                Ok(())
-            }
-            Err(error) => {
-                *end = End::of_new_chain();
-                Err(error)
-            }
-        }
-    }
+    /// Over the entry and the hash before it, in hexadecimal form.
+    pub hash: String,
 }
 
 /// The hash of an entry after one with the hash `before`, which is empty for the first of a chain.
@@ -139,37 +111,4 @@ fn canonical(value: &Value) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
-
-    fn entry(detail: Value) -> AuditEntry {
-        AuditEntry {
-            chain: "c".to_owned(),
-            number: 1,
-            at: Utc::now(),
-            actor: "a".to_owned(),
-            action: "token.create".to_owned(),
-            target: "t".to_owned(),
-            outcome: "ok".to_owned(),
-            detail,
-            hash: String::new(),
-        }
-    }
-
-    #[test]
-    fn the_order_of_members_does_not_matter_and_all_else_does() {
-        let one = entry(json!({ "a": 1, "b": { "y": [1, 2], "x": null } }));
-        let same = AuditEntry { detail: json!({ "b": { "x": null, "y": [1, 2] }, "a": 1 }), ..one.clone() };
-        assert_eq!(hash("", &one), hash("", &same));
-        assert_ne!(hash("", &one), hash("0", &one));
-        let others = [
-            AuditEntry { number: 2, ..one.clone() },
-            AuditEntry { actor: "b".to_owned(), ..one.clone() },
-            AuditEntry { outcome: "denied".to_owned(), ..one.clone() },
-            AuditEntry { detail: json!({ "a": 1, "b": { "y": [2, 1], "x": null } }), ..one.clone() },
-        ];
-        assert!(others.iter().all(|other| hash("", other) != hash("", &one)));
-    }
-}
+mod tests;

@@ -47,6 +47,17 @@ pub enum Credential {
     External,
 }
 
+impl Credential {
+    /// Its name in records: its id, and nothing by which anybody is let in.
+    pub fn shown(&self) -> String {
+        match self {
+            Self::Token(id) => format!("token:{id}"),
+            Self::Grant { id, .. } => format!("grant:{id}"),
+            Self::External => "external".to_owned(),
+        }
+    }
+}
+
 /// Whom a request is from, by which credential, and what that allows.
 #[derive(Debug, Clone)]
 pub struct Identity {
@@ -84,9 +95,13 @@ impl Identity {
     }
 }
 
-/// How the log names a subject and its client.
-pub fn shown(kind: Kind, subject: &str, client: &str) -> Arc<Caller> {
-    Arc::new(Caller { name: format!("{}:{subject}", kind.as_str()), client: client.to_owned() })
+/// How the log names a subject, its client and its credential.
+pub fn shown(kind: Kind, subject: &str, client: &str, credential: &Credential) -> Arc<Caller> {
+    Arc::new(Caller {
+        name: format!("{}:{subject}", kind.as_str()),
+        client: client.to_owned(),
+        credential: credential.shown(),
+    })
 }
 
 /// The principal of `subject` with `client` at `resource`: not of the bytes of a token, which change when it is

@@ -320,29 +320,6 @@ pub struct Revocation {
     pub until: Time,
 }
 
-/// An entry of the audit trail. One chain per run of an instance.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct AuditEntry {
-    /// Whose chain.
-    pub chain: String,
-    /// Counts up from 1 in a chain.
-    pub number: i64,
-    /// When.
-    pub at: Time,
-    /// By whom.
-    pub actor: String,
-    /// What was done, such as `token.create` or `tools/call`.
-    pub action: String,
-    /// To what.
-    pub target: String,
-    /// How it ended.
-    pub outcome: String,
-    /// More.
-    pub detail: Value,
-    /// Over the entry and the hash before it, in hexadecimal form.
-    pub hash: String,
-}
-
 /// Durable records. Every method waits for the database for a bounded time; what it changes is on disk when it returns.
 #[async_trait]
 pub trait Records: Send + Sync {
@@ -435,12 +412,7 @@ pub trait Records: Send + Sync {
     /// What was revoked at or after `since` and is not over at `now`; all of that without `since`.
     async fn revocations(&self, since: Option<Time>, now: Time) -> Result<Vec<Revocation>>;
 
-    /// Appends to the audit trail: all of it or nothing.
-    async fn append_audit(&self, entries: &[AuditEntry]) -> Result<()>;
-    /// Entries of the audit trail in the order of time, then chain and number, after that of `after` (`chain:number`).
-    async fn audit(&self, after: Option<&str>, limit: u32) -> Result<Page<AuditEntry>>;
-
     /// Forgets what can matter to nobody any more: revocations that are over, refresh tokens and grants that ended
-    /// more than thirty days ago, audit entries from before `audit_before`. Returns how many rows went.
-    async fn sweep(&self, now: Time, audit_before: Option<Time>) -> Result<u64>;
+    /// more than thirty days ago. Returns how many rows went.
+    async fn sweep(&self, now: Time) -> Result<u64>;
 }

@@ -268,7 +268,7 @@ impl Verifier {
         let ends = Time::from_timestamp(claims.exp as i64 + i64::try_from(LEEWAY).unwrap_or(0), 0);
         let identity = Identity {
             principal: context(&claims.iss, &claims.sub, &client, &resource, kind),
-            caller: shown(kind, &claims.sub, &client),
+            caller: shown(kind, &claims.sub, &client, &credential),
             issuer: claims.iss.clone(),
             subject: claims.sub.clone(),
             kind,
@@ -291,7 +291,7 @@ impl Verifier {
         let kind = if active.subject == active.client { Kind::Service } else { Kind::User };
         let identity = Identity {
             principal: context(&policy.issuer, &active.subject, &active.client, &resource, kind),
-            caller: shown(kind, &active.subject, &active.client),
+            caller: shown(kind, &active.subject, &active.client, &Credential::External),
             issuer: policy.issuer.clone(),
             subject: active.subject.clone(),
             kind,
@@ -331,14 +331,15 @@ impl Verifier {
         let client = format!("pat:{}", token.chain);
         let mut keys = vec![RevocationKey::token(&token.id, token.version)];
         keys.extend(owner.as_ref().map(|user| RevocationKey::user(&user.id, user.version)));
+        let credential = Credential::Token(token.id);
         let identity = Identity {
             principal: context(&issuer, &subject, &client, &self.resource(endpoint), kind),
-            caller: shown(kind, &subject, &client),
+            caller: shown(kind, &subject, &client, &credential),
             issuer,
             subject,
             kind,
             client,
-            credential: Credential::Token(token.id),
+            credential,
             scopes: Scopes::new(token.scopes),
             expires_at: token.expires_at,
             networks,

@@ -9,6 +9,7 @@ use futures_util::future::join_all;
 use tokio_util::sync::CancellationToken;
 
 use crate::aggregate::Aggregate;
+use crate::audit::CallAudit;
 use crate::backend::{Backend, BackendName, Conversation, Description};
 use crate::call::{Call, Events};
 use crate::client::{Answers, Client};
@@ -36,6 +37,7 @@ pub struct Endpoint {
     aggregate: Option<Aggregate>,
     rounds: Arc<Rounds>,
     metrics: Arc<metrics::Endpoint>,
+    audit: Option<Arc<dyn CallAudit>>,
     replaced: CancellationToken,
 }
 
@@ -63,6 +65,7 @@ impl Endpoint {
             aggregate,
             rounds,
             metrics: Arc::default(),
+            audit: None,
             replaced: CancellationToken::new(),
         }
     }
@@ -71,6 +74,17 @@ impl Endpoint {
     #[must_use]
     pub fn counted(self, metrics: Arc<metrics::Endpoint>) -> Self {
         Self { metrics, ..self }
+    }
+
+    /// The same endpoint, whose requests are noted in `audit`.
+    #[must_use]
+    pub fn audited(self, audit: Option<Arc<dyn CallAudit>>) -> Self {
+        Self { audit, ..self }
+    }
+
+    /// Where its requests are noted, if they are.
+    pub fn audit(&self) -> Option<&Arc<dyn CallAudit>> {
+        self.audit.as_ref()
     }
 
     /// Where its requests are counted.

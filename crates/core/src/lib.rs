@@ -9,6 +9,7 @@
 //! [`endpoint`].
 
 pub mod aggregate;
+pub mod audit;
 pub mod backend;
 mod cache;
 pub mod call;

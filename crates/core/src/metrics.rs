@@ -5,7 +5,7 @@
 //! anyway, such as how many sessions there are, are not counted twice but read when somebody looks ([`Gauges`]).
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicI8, AtomicI64, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI8, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
 
@@ -546,6 +546,30 @@ pub struct Credentials {
     pub limited: Counter,
 }
 
+/// What is counted of the audit trail.
+#[derive(Debug, Default)]
+pub struct Audit {
+    /// Entries that are on disk.
+    pub written: Counter,
+    /// Calls and actions of which there is no entry.
+    pub lost: Counter,
+    /// Chains that the sweep has left alone because they do not hold.
+    pub broken: Counter,
+    has_trail: AtomicBool,
+}
+
+impl Audit {
+    /// There is a trail.
+    pub fn is_kept(&self) {
+        self.has_trail.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether there is one.
+    pub fn has_trail(&self) -> bool {
+        self.has_trail.load(Ordering::Relaxed)
+    }
+}
+
 /// What is counted by one gateway.
 #[derive(Debug, Default)]
 pub struct Metrics {
@@ -557,6 +581,8 @@ pub struct Metrics {
     pub redis: Redis,
     /// The configuration.
     pub configuration: Configuration,
+    /// The audit trail.
+    pub audit: Arc<Audit>,
     endpoints: Mutex<BTreeMap<String, Arc<Endpoint>>>,
     backends: Mutex<BTreeMap<String, Arc<Backend>>>,
 }
@@ -602,6 +628,8 @@ pub struct Gauges {
     pub parked: usize,
     /// Bytes of events that clients may still fetch.
     pub event_log_bytes: usize,
+    /// Calls that wait to be written into the audit trail.
+    pub audit_queue: usize,
 }
 
 #[cfg(test)]

@@ -28,6 +28,8 @@ pub struct Caller {
     pub name: String,
     /// The OAuth client, or `pat:ID` for an issued token.
     pub client: String,
+    /// By which it was found out: `token:ID`, `grant:ID`, or `external`.
+    pub credential: String,
 }
 
 /// Names a request. It has the form of a trace id (W3C Trace Context § trace-id).
@@ -107,6 +109,12 @@ pub async fn of<F: Future>(caller: Arc<Caller>, work: F) -> F::Output {
 /// The same for a request that may be traced.
 pub fn traced<F: Future>(id: Id, trace: Option<Arc<Incoming>>, work: F) -> impl Future<Output = F::Output> {
     CURRENT.scope(Current { id, trace, caller: None }, work)
+}
+
+/// Does a piece of `work` for a request of `caller` that came to another instance, under an id of its own.
+pub fn passed<T>(caller: Option<Arc<Caller>>, work: impl FnOnce() -> T) -> T {
+    let id = current().unwrap_or_else(Id::fresh);
+    CURRENT.sync_scope(Current { id, trace: None, caller }, work)
 }
 
 /// Does a piece of `work` for the request `id`, if it is for one.

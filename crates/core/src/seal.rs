@@ -36,10 +36,12 @@ pub enum Purpose {
     Login,
     /// An answer that is given again to whoever presents the same secret.
     Replay,
+    /// A key that checkpoints of the audit trail are signed with, in the records.
+    AuditKey,
 }
 
 impl Purpose {
-    const ALL: [Self; 8] = [
+    const ALL: [Self; 9] = [
         Self::Session,
         Self::Cursor,
         Self::RequestState,
@@ -48,6 +50,7 @@ impl Purpose {
         Self::Code,
         Self::Login,
         Self::Replay,
+        Self::AuditKey,
     ];
 
     fn label(self) -> &'static [u8] {
@@ -60,6 +63,7 @@ impl Purpose {
             Self::Code => b"drawbridge v1 code",
             Self::Login => b"drawbridge v1 login",
             Self::Replay => b"drawbridge v1 replay",
+            Self::AuditKey => b"drawbridge v1 audit key",
         }
     }
 }
@@ -143,6 +147,11 @@ impl KeyRing {
         handle
     }
 
+    /// Whether a handle was sealed with another key than this ring seals with now.
+    pub fn is_outdated(&self, handle: &str) -> bool {
+        handle.split_once('.').is_none_or(|(id, _)| id != self.0[0].id)
+    }
+
     /// The plain text of a handle that this ring sealed for `purpose`; `None` for anything else.
     pub fn open(&self, purpose: Purpose, handle: &str) -> Option<Vec<u8>> {
         let limit = if purpose == Purpose::RequestState { MAX_STATE_BYTES } else { MAX_HANDLE_BYTES };
@@ -184,6 +193,7 @@ mod tests {
         let new = KeyRing::new(&[key("b", 2), key("a", 1)]).unwrap();
         assert!(new.open(Purpose::Session, &handle).is_some());
         assert!(new.seal(Purpose::Session, b"x").starts_with("b."));
+        assert!(new.is_outdated(&handle) && !old.is_outdated(&handle));
         assert_eq!(KeyRing::new(&[key("a", 1), key("a", 2)]).unwrap_err(), BadKeys::Id);
         assert_eq!(KeyRing::new(&[]).unwrap_err(), BadKeys::None);
     }

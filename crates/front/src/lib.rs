@@ -32,7 +32,7 @@ use drawbridge_auth::challenge::Denial;
 use drawbridge_core::event_log::{EventRing, SessionKey};
 use drawbridge_core::fault::Bounded;
 use drawbridge_core::fleet::Peers;
-use drawbridge_core::metrics::{Gauges, Metrics};
+use drawbridge_core::metrics::{Era, Gauges, Metrics};
 use drawbridge_core::seal::KeyRing;
 use drawbridge_core::trace::{Context, Incoming, Tracer};
 use drawbridge_core::{Endpoint, Fault, Rounds, Tasks, request};
@@ -201,6 +201,7 @@ impl Front {
             sessions: inner.legacy.session_count(),
             parked: inner.rounds.count(),
             event_log_bytes: 0,
+            audit_queue: 0,
         }
     }
 
@@ -383,10 +384,14 @@ impl Inner {
         let text = body::read(body, self.live().options.max_body_bytes).await?;
         let incoming =
             drawbridge_wire::message::Incoming::parse(text, MAX_BATCH).map_err(|e| Refusal::invalid(&e))?;
+        let is_modern = modern::claims(head, &incoming);
         if let Err(kept) = caller.may(&incoming) {
-            return Ok(self.turn_away(&kept, route.endpoint.as_deref()));
+            let response = self.turn_away(&kept, route.endpoint.as_deref());
+            let era = if is_modern { Era::Modern } else { Era::Legacy };
+            record::turned_away(&endpoint, era, &incoming, response.status());
+            return Ok(response);
         }
-        if modern::claims(head, &incoming) {
+        if is_modern {
             return modern::post(self, &endpoint, head, caller, incoming).await;
         }
         legacy::http::post(self, &endpoint, head, caller, incoming).await

@@ -1,12 +1,13 @@
-//! What becomes of each request of a client: counted, and one line of the log.
+//! What becomes of each request of a client: counted, one line of the log, and an entry of the audit trail.
 //!
 //! A [`Record`] is made when a request was read and ends with its answer, or when nobody waits for that any more.
 
 use std::borrow::Cow;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Instant, SystemTime};
 
 use bytes::Bytes;
+use drawbridge_core::audit::{CallRecord, Part, Payload, Words};
 use drawbridge_core::call::Event;
 use drawbridge_core::event_log::SessionKey;
 use drawbridge_core::metrics::{Era, Method, Outcome};
@@ -22,6 +23,8 @@ use crate::reply::Refusal;
 const TARGET: &str = "drawbridge::call";
 /// Names that clients make up are logged up to this many bytes.
 const MAX_NAME_BYTES: usize = 128;
+/// And those of resources are noted up to this many.
+const MAX_URI_BYTES: usize = 256;
 
 /// One request of a client that is being answered.
 pub(crate) struct Record {
@@ -32,14 +35,17 @@ pub(crate) struct Record {
     /// What is traced of it, if something is.
     span: Option<trace::Open>,
     trace: Option<Arc<Trace>>,
-    /// What only the log needs; `None` if it does not want the line.
-    words: Option<Words>,
+    /// What only the log and the audit trail need; `None` if neither wants it.
+    said: Option<Said>,
+    /// What is noted of the payloads, if they are wanted.
+    payload: Option<Box<Payload>>,
     /// The answer is a stream.
     streamed: bool,
     has_ended: bool,
 }
 
-struct Words {
+struct Said {
+    is_logged: bool,
     /// A stream may be dropped where nobody knows whose it was.
     request: Option<request::Id>,
     /// Whom it is from.
@@ -80,15 +86,22 @@ impl End {
 impl Record {
     /// A request that was just read.
     pub(crate) fn begin(endpoint: &Arc<Endpoint>, era: Era, message: &Message) -> Self {
-        let words = tracing::enabled!(target: TARGET, tracing::Level::INFO).then(|| {
+        let is_logged = tracing::enabled!(target: TARGET, tracing::Level::INFO);
+        let audit = endpoint.audit();
+        let said = (is_logged || audit.is_some()).then(|| {
             let name = message.slice(Field::Name);
-            Words {
+            Said {
+                is_logged,
                 request: request::current(),
                 caller: request::caller(),
                 method: message.slice(Field::Method).unwrap_or_default(),
                 names_something: name.is_some(),
                 name: name.or_else(|| message.slice(Field::Uri)),
             }
+        });
+        let payload = audit.and_then(|audit| audit.payload_limit()).map(|limit| {
+            let params = message.raw(Field::Params).map(|raw| Part::of(raw, limit));
+            Box::new(Payload { request: params, answer: None })
         });
         let (span, trace) =
             request::incoming().map_or((None, None), |incoming| trace::begin(&incoming, message));
@@ -99,7 +112,8 @@ impl Record {
             era,
             method: Method::of(&message.method()),
             begun: Instant::now(),
-            words,
+            said,
+            payload,
             streamed: false,
             has_ended: false,
         };
@@ -124,6 +138,16 @@ impl Record {
         if let Some(span) = &mut self.span {
             span.set(key, value());
         }
+    }
+
+    /// Takes note of what an event says, if it ends the call and what is said is wanted.
+    pub(crate) fn hear(&mut self, event: &Event) {
+        let limit = self.endpoint.audit().and_then(|audit| audit.payload_limit());
+        let (Some(payload), Some(limit), Event::Done(reply)) = (&mut self.payload, limit, event) else {
+            return;
+        };
+        let answer = if reply.is_error() { Field::Error } else { Field::Result };
+        payload.answer = reply.message.raw(answer).map(|raw| Part::of(raw, limit));
     }
 
     /// The answer comes, or would have come, on a stream.
@@ -158,26 +182,50 @@ impl Record {
             span.set_outcome(end.outcome, end.code, end.fault);
             span.end(end.outcome, took);
         }
-        let Some(words) = &self.words else { return };
-        let method = text(&words.method);
-        let name = words.name.as_ref().map(|name| text(name));
+        let Some(said) = &self.said else { return };
+        let method = text(&said.method);
+        let name = said.name.as_ref().map(|name| text(name));
         let backend = self.endpoint.backend_of(&method, name.as_deref());
         let status = if self.streamed { Some(StatusCode::OK) } else { status };
+        if let Some(audit) = self.endpoint.audit() {
+            let payload = self.payload.take();
+            let uri = name.as_deref().filter(|_| !said.names_something).map(plain);
+            let noted = uri.as_deref().or_else(|| name.as_deref().map(shortened));
+            audit.note(CallRecord {
+                ended_at: SystemTime::now(),
+                took,
+                request: said.request,
+                caller: said.caller.clone(),
+                endpoint: self.endpoint.name().cloned(),
+                backend: backend.cloned(),
+                era: self.era,
+                words: Words::new(shortened(&method), noted),
+                outcome: end.outcome,
+                code: end.code,
+                fault: end.fault,
+                status: status.map(|status| status.as_u16()),
+                streamed: self.streamed,
+                payload,
+            });
+        }
+        if !said.is_logged {
+            return;
+        }
         let is_tool_error = matches!(end.outcome, Outcome::Ok | Outcome::ToolError)
             .then_some(end.outcome == Outcome::ToolError)
             .filter(|_| self.method == Method::of(method::TOOLS_CALL));
         #[expect(clippy::cast_precision_loss, reason = "microseconds of centuries")]
         let duration_ms = took.as_micros() as f64 / 1000.0;
-        request::within(words.request, || {
+        request::within(said.request, || {
             tracing::info!(
                 target: TARGET,
                 outcome = end.outcome.as_str(),
                 endpoint.name = self.endpoint.display_name(),
                 backend.name = backend.map(BackendName::as_str),
                 mcp.method = shortened(&method),
-                mcp.name = name.as_deref().filter(|_| words.names_something).map(shortened),
-                caller = words.caller.as_ref().map(|caller| caller.name.as_str()),
-                client.id = words.caller.as_ref().map(|caller| caller.client.as_str()),
+                mcp.name = name.as_deref().filter(|_| said.names_something).map(shortened),
+                caller = said.caller.as_ref().map(|caller| caller.name.as_str()),
+                client.id = said.caller.as_ref().map(|caller| caller.client.as_str()),
                 client.era = self.era.as_str(),
                 duration_ms,
                 http.status = status.map(|status| status.as_u16()),
@@ -200,9 +248,20 @@ impl Drop for Record {
 
 /// Notes that all requests in what a client sent are refused.
 pub(crate) fn refused(endpoint: &Arc<Endpoint>, era: Era, incoming: &Incoming, refusal: Refusal) -> Refusal {
+    let (end, status) = refusal.end();
+    all_end(endpoint, era, incoming, end, status);
+    refusal
+}
+
+/// Notes that all requests in what a client sent are not let in.
+pub(crate) fn turned_away(endpoint: &Arc<Endpoint>, era: Era, incoming: &Incoming, status: StatusCode) {
+    let end = End { outcome: Outcome::Refused, code: None, fault: None };
+    all_end(endpoint, era, incoming, end, status);
+}
+
+fn all_end(endpoint: &Arc<Endpoint>, era: Era, incoming: &Incoming, end: End, status: StatusCode) {
     let note = |message: &Message| {
         if message.kind() == Kind::Request {
-            let (end, status) = refusal.end();
             Record::begin(endpoint, era, message).end(end, status);
         }
     };
@@ -210,13 +269,44 @@ pub(crate) fn refused(endpoint: &Arc<Endpoint>, era: Era, incoming: &Incoming, r
         Incoming::One(message) => note(message),
         Incoming::Batch(messages) => messages.iter().flatten().for_each(note),
     }
-    refusal
 }
 
 fn text(raw: &Bytes) -> Cow<'_, str> {
     json::decode_string(raw).unwrap_or_default()
 }
 
+/// A URI without what may be a secret in it: user and password, query, fragment.
+fn plain(uri: &str) -> String {
+    let end = uri.find(['?', '#']).unwrap_or(uri.len());
+    let (scheme, rest) = match uri[..end].split_once("://") {
+        Some((scheme, rest)) => (Some(scheme), rest),
+        None => (None, &uri[..end]),
+    };
+    let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
+    let host = authority.rsplit_once('@').filter(|_| scheme.is_some()).map_or(authority, |(_, host)| host);
+    let plain = scheme.map_or_else(|| format!("{host}{path}"), |scheme| format!("{scheme}://{host}{path}"));
+    plain[..plain.floor_char_boundary(MAX_URI_BYTES)].to_owned()
+}
+
 fn shortened(text: &str) -> &str {
     &text[..text.floor_char_boundary(MAX_NAME_BYTES)]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::plain;
+
+    #[test]
+    fn a_uri_is_noted_without_what_may_be_secret() {
+        for (uri, noted) in [
+            ("https://u:hunter2@a.example/b?token=hunter2#hunter2", "https://a.example/b"),
+            ("file:///etc/hosts", "file:///etc/hosts"),
+            ("demo:note@home", "demo:note@home"),
+            ("ui://a/b@c", "ui://a/b@c"),
+            ("x", "x"),
+        ] {
+            assert_eq!(plain(uri), noted);
+        }
+        assert!(plain(&"ü".repeat(500)).len() <= super::MAX_URI_BYTES);
+    }
 }

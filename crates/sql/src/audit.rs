@@ -1,11 +1,16 @@
 //! The audit trail.
 
-use drawbridge_auth::records::{AuditEntry, Page};
+use async_trait::async_trait;
+use drawbridge_auth::audit::{
+    AuditEntry, AuditFilter, AuditKey, AuditKind, AuditStore, CALL, Checkpoint, CheckpointKind, Head,
+};
+use drawbridge_auth::records::{Page, Result, Time};
 use sqlx::any::AnyRow;
 use sqlx::{AnyConnection, AssertSqlSafe, query};
 
+use crate::SqlRecords;
 use crate::error::garbled;
-use crate::list::{cut, limit};
+use crate::list::{List, cut, limit};
 use crate::row::{Columns, json, may_exist, micros};
 
 macro_rules! columns {
@@ -33,8 +38,44 @@ fn read(row: &AnyRow) -> sqlx::Result<AuditEntry> {
     })
 }
 
+macro_rules! checkpoint_columns {
+    () => {
+        "chain, number, kind, at, hash, statement"
+    };
+}
+
+/// A gateway makes one a year.
+const MOST_KEYS: usize = 1000;
+
+/// How many rows go at once, so that nobody waits long for them.
+const CUT: i64 = 500;
+
+fn read_head(row: &AnyRow) -> sqlx::Result<Head> {
+    let mut columns = Columns::of(row);
+    Ok(Head { chain: columns.text()?, number: columns.number()?, hash: columns.text()? })
+}
+
+fn read_checkpoint(row: &AnyRow) -> sqlx::Result<Checkpoint> {
+    let mut columns = Columns::of(row);
+    let (chain, number) = (columns.text()?, columns.number()?);
+    let kind = CheckpointKind::parse(&columns.text()?).ok_or_else(|| garbled("the kind of a checkpoint"))?;
+    let at = columns.time()?;
+    let head = Head { chain, number, hash: columns.text()? };
+    Ok(Checkpoint { head, kind, at, statement: columns.text()? })
+}
+
+fn read_key(row: &AnyRow) -> sqlx::Result<AuditKey> {
+    let mut columns = Columns::of(row);
+    Ok(AuditKey {
+        kid: columns.text()?,
+        private: columns.text()?,
+        public: columns.json()?,
+        created_at: columns.time()?,
+    })
+}
+
 /// In a transaction.
-pub(crate) async fn append(connection: &mut AnyConnection, entries: &[AuditEntry]) -> sqlx::Result<()> {
+async fn append(connection: &mut AnyConnection, entries: &[AuditEntry]) -> sqlx::Result<()> {
     for batch in entries.chunks(BATCH) {
         let row = |number: usize| {
             let names = (1..=COLUMNS).map(|column| format!("${}", number * COLUMNS + column));
@@ -61,32 +102,58 @@ pub(crate) async fn append(connection: &mut AnyConnection, entries: &[AuditEntry
     Ok(())
 }
 
-pub(crate) async fn page(
+async fn add_checkpoint(connection: &mut AnyConnection, checkpoint: &Checkpoint) -> sqlx::Result<()> {
+    // Two who sweep at once cut at the same place.
+    let add = query(concat!(
+        "insert into audit_checkpoints (",
+        checkpoint_columns!(),
+        ") values ($1, $2, $3, $4, $5, $6) on conflict do nothing"
+    ));
+    add.bind(&checkpoint.head.chain)
+        .bind(checkpoint.head.number)
+        .bind(checkpoint.kind.as_str())
+        .bind(micros(checkpoint.at))
+        .bind(&checkpoint.head.hash)
+        .bind(&checkpoint.statement)
+        .execute(connection)
+        .await
+        .map(drop)
+}
+
+async fn page(
     connection: &mut AnyConnection,
+    filter: &AuditFilter,
     after: Option<&str>,
     asked: u32,
 ) -> sqlx::Result<Page<AuditEntry>> {
     let most = limit(asked);
-    let enough = i64::try_from(most + 1).unwrap_or(i64::MAX);
-    let begin = match after {
-        Some(after) => begin(connection, after).await?,
-        None => None,
-    };
-    let rows = match begin {
-        Some((at, chain, number)) => {
-            let page = query(concat!(
-                "select ",
-                columns!(),
-                " from audit where (at, chain, number) > ($1, $2, $3) order by at, chain, number limit $4"
-            ));
-            page.bind(at).bind(chain).bind(number).bind(enough).fetch_all(connection).await?
-        }
-        None => {
-            let page =
-                query(concat!("select ", columns!(), " from audit order by at, chain, number limit $1"));
-            page.bind(enough).fetch_all(connection).await?
-        }
-    };
+    let mut list = List::of(columns!(), "audit");
+    list.only_text("chain", filter.chain.as_deref())?;
+    list.only_text("actor", filter.actor.as_deref())?;
+    list.only_text("action", filter.action.as_deref())?;
+    list.only_text("target", filter.target.as_deref())?;
+    list.only_text("outcome", filter.outcome.as_deref())?;
+    if let Some(since) = filter.since {
+        let since = list.bind(micros(since))?;
+        list.only(format!("at >= {since}"));
+    }
+    if let Some(until) = filter.until {
+        let until = list.bind(micros(until))?;
+        list.only(format!("at < {until}"));
+    }
+    // As the index says it.
+    match filter.kind {
+        Some(AuditKind::Action) => list.only(format!("substr(action, 1, {}) <> '{CALL}'", CALL.len())),
+        Some(AuditKind::Call) => list.only(format!("substr(action, 1, {}) = '{CALL}'", CALL.len())),
+        None => {}
+    }
+    if let Some(after) = after
+        && let Some((at, chain, number)) = begin(connection, after).await?
+    {
+        let (at, chain, number) = (list.bind(at)?, list.bind(chain)?, list.bind(number)?);
+        list.only(format!("(at, chain, number) > ({at}, {chain}, {number})"));
+    }
+    let rows = list.fetch(connection, "at, chain, number", most + 1).await?;
     let entries = rows.iter().map(read).collect::<sqlx::Result<Vec<_>>>()?;
     Ok(cut(entries, most, |last| format!("{}:{}", last.chain, last.number)))
 }
@@ -99,4 +166,158 @@ async fn begin(connection: &mut AnyConnection, after: &str) -> sqlx::Result<Opti
     let rows = found.fetch_all(connection).await?;
     let at = rows.first().map(|row| Columns::of(row).number()).transpose()?;
     Ok(at.map(|at| (at, chain.to_owned(), number)))
+}
+
+async fn heads(connection: &mut AnyConnection, since: Time) -> sqlx::Result<Vec<Head>> {
+    let heads = query(
+        "select a.chain, a.number, a.hash from audit a \
+         join (select chain, max(number) as number from audit where at >= $1 group by chain) m \
+         on m.chain = a.chain and m.number = a.number",
+    );
+    heads.bind(micros(since)).fetch_all(connection).await?.iter().map(read_head).collect()
+}
+
+async fn next_chain(connection: &mut AnyConnection, after: &str) -> sqlx::Result<Option<String>> {
+    let mut next: Option<String> = None;
+    for first in [
+        "select chain from audit where chain > $1 order by chain limit 1",
+        "select chain from audit_checkpoints where chain > $1 order by chain limit 1",
+    ] {
+        let rows = query(first).bind(after).fetch_all(&mut *connection).await?;
+        let chain = rows.first().map(|row| Columns::of(row).text()).transpose()?;
+        next = match (next, chain) {
+            (Some(one), Some(other)) => Some(one.min(other)),
+            (one, other) => one.or(other),
+        };
+    }
+    Ok(next)
+}
+
+async fn cut_chain(connection: &mut AnyConnection, chain: &str, number: i64) -> sqlx::Result<u64> {
+    for old in [
+        "delete from audit where chain = $1 and number in \
+         (select number from audit where chain = $1 and number <= $2 order by number limit $3)",
+        "delete from audit_checkpoints where chain = $1 and number in \
+         (select number from audit_checkpoints where chain = $1 and number < $2 order by number limit $3)",
+    ] {
+        let gone = query(old).bind(chain).bind(number).bind(CUT).execute(&mut *connection).await?;
+        if gone.rows_affected() > 0 {
+            return Ok(gone.rows_affected());
+        }
+    }
+    Ok(0)
+}
+
+#[async_trait]
+impl AuditStore for SqlRecords {
+    async fn append_audit(&self, entries: &[AuditEntry], checkpoint: Option<&Checkpoint>) -> Result<()> {
+        self.pools()
+            .transact(async |c| {
+                append(c, entries).await?;
+                match checkpoint {
+                    Some(checkpoint) => add_checkpoint(c, checkpoint).await,
+                    None => Ok(()),
+                }
+            })
+            .await
+    }
+
+    async fn audit(&self, filter: &AuditFilter, after: Option<&str>, limit: u32) -> Result<Page<AuditEntry>> {
+        self.pools().read(async |c| page(c, filter, after, limit).await).await
+    }
+
+    async fn audit_chain(&self, chain: &str, after: i64, asked: u32) -> Result<Vec<AuditEntry>> {
+        self.pools()
+            .read(async |c| {
+                let mut list = List::of(columns!(), "audit");
+                list.only_text("chain", Some(chain))?;
+                let after = list.bind(after)?;
+                list.only(format!("number > {after}"));
+                list.fetch(c, "number", limit(asked)).await?.iter().map(read).collect()
+            })
+            .await
+    }
+
+    async fn audit_head(&self, chain: &str) -> Result<Option<Head>> {
+        self.pools()
+            .read(async |c| {
+                let mut list = List::of("chain, number, hash", "audit");
+                list.only_text("chain", Some(chain))?;
+                list.fetch(c, "number desc", 1).await?.first().map(read_head).transpose()
+            })
+            .await
+    }
+
+    async fn audit_heads(&self, since: Time) -> Result<Vec<Head>> {
+        self.pools().read(async |c| heads(c, since).await).await
+    }
+
+    async fn next_audit_chain(&self, after: &str) -> Result<Option<String>> {
+        self.pools().read(async |c| next_chain(c, after).await).await
+    }
+
+    async fn audit_checkpoints(&self, chain: &str, after: i64, asked: u32) -> Result<Vec<Checkpoint>> {
+        self.pools()
+            .read(async |c| {
+                let mut list = List::of(checkpoint_columns!(), "audit_checkpoints");
+                list.only_text("chain", Some(chain))?;
+                let after = list.bind(after)?;
+                list.only(format!("number > {after}"));
+                let rows = list.fetch(c, "number, kind", limit(asked)).await?;
+                rows.iter().map(read_checkpoint).collect()
+            })
+            .await
+    }
+
+    async fn audit_cut(&self, chain: &str) -> Result<Option<Checkpoint>> {
+        self.pools()
+            .read(async |c| {
+                let mut list = List::of(checkpoint_columns!(), "audit_checkpoints");
+                list.only_text("chain", Some(chain))?;
+                list.only("kind = 'cut'".to_owned());
+                list.fetch(c, "number desc", 1).await?.first().map(read_checkpoint).transpose()
+            })
+            .await
+    }
+
+    async fn newest_audit_checkpoints(&self, asked: u32) -> Result<Vec<Checkpoint>> {
+        self.pools()
+            .read(async |c| {
+                let list = List::of(checkpoint_columns!(), "audit_checkpoints");
+                let rows = list.fetch(c, "at desc", limit(asked)).await?;
+                rows.iter().map(read_checkpoint).collect()
+            })
+            .await
+    }
+
+    async fn cut_audit(&self, chain: &str, number: i64) -> Result<u64> {
+        self.pools().transact(async |c| cut_chain(c, chain, number).await).await
+    }
+
+    async fn audit_keys(&self) -> Result<Vec<AuditKey>> {
+        self.pools()
+            .read(async |c| {
+                let list = List::of("kid, private_key, public_key, created_at", "audit_keys");
+                list.fetch(c, "created_at, kid", MOST_KEYS).await?.iter().map(read_key).collect()
+            })
+            .await
+    }
+
+    async fn keep_audit_key(&self, key: &AuditKey) -> Result<()> {
+        self.pools()
+            .write(async |c| {
+                let keep = query(
+                    "insert into audit_keys (kid, private_key, public_key, created_at) values ($1, $2, $3, $4) \
+                     on conflict (kid) do update set private_key = excluded.private_key",
+                );
+                keep.bind(&key.kid)
+                    .bind(&key.private)
+                    .bind(json(&key.public)?)
+                    .bind(micros(key.created_at))
+                    .execute(c)
+                    .await
+                    .map(drop)
+            })
+            .await
+    }
 }

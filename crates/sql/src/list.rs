@@ -50,6 +50,23 @@ impl List {
         Ok(())
     }
 
+    /// The first rows of it in this order, a text of ours.
+    pub(crate) async fn fetch(
+        mut self,
+        connection: &mut AnyConnection,
+        order: &'static str,
+        most: usize,
+    ) -> sqlx::Result<Vec<AnyRow>> {
+        let most = self.bind(i64::try_from(most).unwrap_or(i64::MAX))?;
+        let conditions = match self.conditions.len() {
+            0 => String::new(),
+            _ => format!(" where {}", self.conditions.join(" and ")),
+        };
+        let Self { columns, table, arguments, .. } = self;
+        let sql = format!("select {columns} from {table}{conditions} order by {order} limit {most}");
+        sqlx::query_with(AssertSqlSafe(sql), arguments).fetch_all(connection).await
+    }
+
     /// A part of it, as `read` makes items of rows; `id` is what it is ordered by.
     pub(crate) async fn page<T>(
         mut self,
@@ -63,14 +80,7 @@ impl List {
             self.only(format!("id < {after}"));
         }
         let most = limit(page.limit);
-        let enough = self.bind(i64::try_from(most + 1).unwrap_or(i64::MAX))?;
-        let conditions = match self.conditions.len() {
-            0 => String::new(),
-            _ => format!(" where {}", self.conditions.join(" and ")),
-        };
-        let Self { columns, table, arguments, .. } = self;
-        let sql = format!("select {columns} from {table}{conditions} order by id desc limit {enough}");
-        let rows = sqlx::query_with(AssertSqlSafe(sql), arguments).fetch_all(connection).await?;
+        let rows = self.fetch(connection, "id desc", most + 1).await?;
         let items = rows.iter().map(read).collect::<sqlx::Result<Vec<T>>>()?;
         Ok(cut(items, most, |last| id(last).to_owned()))
     }

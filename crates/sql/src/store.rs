@@ -5,15 +5,15 @@ use std::net::IpAddr;
 
 use async_trait::async_trait;
 use drawbridge_auth::records::{
-    AuditEntry, Grant, GrantFilter, NewRefresh, OAuthClient, Page, PageRequest, Presented, Records, Redeemed,
-    Refreshed, Result, Revocation, SecretHash, SigningKey, Time, Token, TokenFilter, User, UserClaims,
+    Grant, GrantFilter, NewRefresh, OAuthClient, Page, PageRequest, Presented, Records, Redeemed, Refreshed,
+    Result, Revocation, SecretHash, SigningKey, Time, Token, TokenFilter, User, UserClaims,
 };
 use drawbridge_auth::token::TokenKind;
 
 use crate::database::{Database, Place, SqlOptions};
 use crate::error::{MigrationError, UrlError};
 use crate::pools::Pools;
-use crate::{audit, clients, grants, keys, migrations, refresh, revocations, sweep, tokens, users};
+use crate::{clients, grants, keys, migrations, refresh, revocations, sweep, tokens, users};
 
 /// How many uses of tokens one transaction notes.
 const USES: usize = 100;
@@ -58,6 +58,10 @@ impl SqlRecords {
     /// Applies what the database lacks, and returns the names of that. Others who do the same wait.
     pub async fn migrate(&self) -> Result<Vec<String>, MigrationError> {
         migrations::migrate(&self.pools).await
+    }
+
+    pub(crate) fn pools(&self) -> &Pools {
+        &self.pools
     }
 
     /// Closes all connections once they are no longer used.
@@ -215,15 +219,7 @@ impl Records for SqlRecords {
         self.pools.read(async |c| revocations::since(c, since, now).await).await
     }
 
-    async fn append_audit(&self, entries: &[AuditEntry]) -> Result<()> {
-        self.pools.transact(async |c| audit::append(c, entries).await).await
-    }
-
-    async fn audit(&self, after: Option<&str>, limit: u32) -> Result<Page<AuditEntry>> {
-        self.pools.read(async |c| audit::page(c, after, limit).await).await
-    }
-
-    async fn sweep(&self, now: Time, audit_before: Option<Time>) -> Result<u64> {
-        sweep::sweep(&self.pools, now, audit_before).await
+    async fn sweep(&self, now: Time) -> Result<u64> {
+        sweep::sweep(&self.pools, now).await
     }
 }

@@ -20,16 +20,11 @@ const REFRESH_TOKENS: &str =
 const REFRESH_TOKENS_OF_GRANTS: &str = "delete from refresh_tokens where id in (select r.id from refresh_tokens r \
      join grants g on g.id = r.grant_id where g.expires_at < $1 or g.revoked_at < $1 limit 500)";
 const GRANTS: &str = "delete from grants where id in (select id from grants where expires_at < $1 or revoked_at < $1 limit 500)";
-const AUDIT: &str =
-    "delete from audit where (chain, number) in (select chain, number from audit where at < $1 limit 500)";
 
-pub(crate) async fn sweep(pools: &Pools, now: Time, audit_before: Option<Time>) -> Result<u64> {
+pub(crate) async fn sweep(pools: &Pools, now: Time) -> Result<u64> {
     let mut gone = all(pools, REVOCATIONS, now).await?;
     for statement in [REFRESH_TOKENS, REFRESH_TOKENS_OF_GRANTS, GRANTS] {
         gone += all(pools, statement, now - KEPT).await?;
-    }
-    if let Some(before) = audit_before {
-        gone += all(pools, AUDIT, before).await?;
     }
     Ok(gone)
 }

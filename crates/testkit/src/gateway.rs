@@ -271,18 +271,23 @@ impl Gateway {
         self.program.ended().await
     }
 
+    /// Starts one that has ended again with the same configuration and data, at other ports.
+    pub async fn start_again(self) -> Self {
+        Self::start_in(self.setup, self.dir).await
+    }
+
     /// Kills it and starts it again with the same configuration and data, at other ports.
     pub async fn restart_after_kill(mut self) -> Self {
         self.program.signal(Signal::KILL);
         self.program.ended().await;
-        Self::start_in(self.setup, self.dir).await
+        self.start_again().await
     }
 
     /// Ends it with SIGTERM and starts it again with the same configuration and data, at other ports.
     pub async fn restart(mut self) -> Self {
         self.program.signal(Signal::TERM);
         self.program.ended().await;
-        Self::start_in(self.setup, self.dir).await
+        self.start_again().await
     }
 }
 

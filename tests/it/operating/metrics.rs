@@ -12,7 +12,7 @@ use serde_json::json;
 const SOON: Duration = Duration::from_secs(10);
 
 /// What `/metrics` of a listener prints.
-pub(super) async fn shown(listener: &str) -> String {
+pub(crate) async fn shown(listener: &str) -> String {
     let reply = Client::new(listener).get("/metrics", &[]).await;
     assert_eq!(reply.status(), 200);
     assert!(reply.header("content-type").unwrap().starts_with("text/plain; version=0.0.4"));
@@ -20,7 +20,7 @@ pub(super) async fn shown(listener: &str) -> String {
 }
 
 /// The value of a series, written as in the text; 0 if it is not there.
-pub(super) fn value(text: &str, series: &str) -> f64 {
+pub(crate) fn value(text: &str, series: &str) -> f64 {
     let found = text.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '));
     found.map_or(0.0, |value| value.parse().unwrap())
 }
@@ -157,7 +157,7 @@ async fn the_page_on_metrics_has_all_that_is_shown() {
     let backend = Backend::start(|r| async move { modern(&r) }).await;
     let program = format!("{{ command: \"{}\", args: [demo-server, --stdio] }}", binary().display());
     let setup = Gateway::setup().url("one", &backend.url(), "modern").backend("demo", &program);
-    let gateway = setup.start().await;
+    let gateway = setup.config("database: { url: \"sqlite:records.db\" }").start().await;
     gateway.modern().call("tools/list", json!({})).await;
     let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/metrics.md");
     let page = std::fs::read_to_string(page).unwrap();

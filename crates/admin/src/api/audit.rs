@@ -7,7 +7,8 @@ use axum::extract::State;
 use axum::http::{HeaderMap, HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 use chrono::{DateTime, Utc};
-use drawbridge_auth::records::{AuditEntry, Page};
+use drawbridge_auth::audit::{AuditEntry, AuditFilter, AuditKind};
+use drawbridge_auth::records::Page;
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
@@ -25,9 +26,12 @@ pub(crate) struct Entry {
     /// Counts up from 1 in a chain.
     number: i64,
     at: DateTime<Utc>,
-    /// `token:` and the id of an admin token, `bootstrap`, or `cli`.
+    /// `token:` and the id of an admin token, `bootstrap`, or `cli`; of calls `user:` or `service:` and who it was, or
+    /// `anonymous`; `gateway` of entries about the trail itself.
     actor: String,
+    /// Such as `token.create`; of calls `mcp:` and the method.
     action: String,
+    /// To what; of calls the tool, prompt or resource.
     target: String,
     outcome: String,
     #[schema(value_type = Object)]
@@ -52,11 +56,37 @@ impl From<AuditEntry> for Entry {
     }
 }
 
+/// What entries are about.
+#[derive(Debug, Clone, Copy, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Kind {
+    /// What administrators and the gateway did.
+    Action,
+    /// Calls.
+    Call,
+}
+
 /// Which part of the trail is asked for.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(crate) struct Part {
+    /// Only of this chain.
+    chain: Option<String>,
+    /// Only from this time on (RFC 3339).
+    since: Option<DateTime<Utc>>,
+    /// Only from before this time (RFC 3339).
+    until: Option<DateTime<Utc>>,
+    /// Only calls, or only what administrators and the gateway did.
+    kind: Option<Kind>,
+    /// Only by this one, such as `user:ID`.
+    actor: Option<String>,
+    /// Only with this action, such as `token.create` or `mcp:tools/call`.
+    action: Option<String>,
+    /// Only to this, such as the name of a tool.
+    target: Option<String>,
+    /// Only what ended so, such as `ok`.
+    outcome: Option<String>,
     /// Where the part begins: after the entry `chain:number`, such as `next` of the part before.
     cursor: Option<String>,
     /// The most entries, from 1 to 200.
@@ -73,11 +103,24 @@ pub(crate) async fn list(
     headers: HeaderMap,
     Asked(asked): Asked<Part>,
 ) -> Result<Response, Problem> {
+    let filter = AuditFilter {
+        chain: asked.chain,
+        since: asked.since,
+        until: asked.until,
+        kind: asked.kind.map(|kind| match kind {
+            Kind::Action => AuditKind::Action,
+            Kind::Call => AuditKind::Call,
+        }),
+        actor: asked.actor,
+        action: asked.action,
+        target: asked.target,
+        outcome: asked.outcome,
+    };
     let asked = page(asked.cursor, asked.limit)?;
     if asked.after.as_deref().is_some_and(|after| !is_cursor(after)) {
         return Err(Problem::malformed("cursor is not one that was given"));
     }
-    let found = api.records.audit(asked.after.as_deref(), asked.limit).await?;
+    let found = api.audit.audit(&filter, asked.after.as_deref(), asked.limit).await?;
     if wants_lines(&headers) {
         return Ok(lines(found));
     }

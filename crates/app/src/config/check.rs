@@ -2,6 +2,7 @@
 //!
 //! Checks never stop at the first fault: each reports to the [`Checker`] and goes on with a default.
 
+mod audit;
 mod auth;
 mod backend;
 mod endpoint;
@@ -166,6 +167,7 @@ pub(super) fn file(checker: &mut Checker<'_>, file: raw::File) -> (Config, BTree
     config.seal_keys = seal_keys(checker, seal);
     config.database = auth::database(checker, file.database);
     config.auth = auth::auth(checker, file.auth.unwrap_or_default(), &config);
+    config.audit = audit::audit(checker, file.audit, &config);
     config.log = log(checker, file.log.unwrap_or_default());
     config.otlp = tracing::otlp(checker, file.tracing.unwrap_or_default());
     config.limits = limits(checker, &file.limits.unwrap_or_default());

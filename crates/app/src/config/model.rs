@@ -31,6 +31,8 @@ pub struct Config {
     pub redis: Option<Redis>,
     /// Where durable records are; `None`: SQLite in `data_dir`, if any are needed.
     pub database: Option<Secret>,
+    /// The audit trail.
+    pub audit: Audit,
     /// Directory for what the gateway itself keeps.
     pub data_dir: PathBuf,
     /// Seal keys: the first seals, all open. Empty: one is made and kept in `data_dir`.
@@ -63,6 +65,7 @@ impl Default for Config {
             admin: Admin::default(),
             redis: None,
             database: None,
+            audit: Audit::default(),
             data_dir: PathBuf::from("./data"),
             seal_keys: Vec::new(),
             auth: Auth::default(),
@@ -74,6 +77,39 @@ impl Default for Config {
             outbound: Outbound::default(),
             backends: BTreeMap::new(),
             endpoints: BTreeMap::new(),
+        }
+    }
+}
+
+/// The audit trail.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Audit {
+    /// Whether calls are noted.
+    pub calls: bool,
+    /// How long entries are kept; `None`: for ever.
+    pub retention: Option<Duration>,
+    /// Whether it is noted what was said in calls.
+    pub payloads: bool,
+    /// What is taken out of that; known to be rules.
+    pub redact: Vec<String>,
+    /// Of a part that is larger only the size is noted.
+    pub max_payload_bytes: usize,
+    /// How many calls may wait to be written.
+    pub queue: usize,
+    /// How often there is a signed checkpoint; never 0.
+    pub checkpoint_interval: Duration,
+}
+
+impl Default for Audit {
+    fn default() -> Self {
+        Self {
+            calls: true,
+            retention: Some(Duration::from_secs(90 * 24 * 3600)),
+            payloads: false,
+            redact: Vec::new(),
+            max_payload_bytes: 16 * KIB,
+            queue: 10_000,
+            checkpoint_interval: Duration::from_secs(60),
         }
     }
 }

@@ -12,7 +12,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 
-use super::value::{ByteSize, SecretSource, Span};
+use super::value::{ByteSize, Retention, SecretSource, Span};
 
 /// The configuration of a Drawbridge gateway.
 #[derive(Default, Deserialize, JsonSchema)]
@@ -30,6 +30,8 @@ pub(super) struct File {
     pub(super) redis: Option<Redis>,
     /// Durable records in SQL: tokens, users, OAuth clients and grants.
     pub(super) database: Option<Database>,
+    /// The audit trail, where there is a database.
+    pub(super) audit: Option<Audit>,
     /// Directory for what the gateway itself keeps, such as its seal key; default `./data`.
     pub(super) data_dir: Option<PathBuf>,
     /// The keys that seal session ids and other handles.
@@ -113,6 +115,37 @@ pub(super) struct Redis {
 pub(super) struct Database {
     /// `postgres://USER:PASSWORD@HOST/NAME`, or `sqlite:FILE`; default `drawbridge.db` in `data_dir`.
     pub(super) url: SecretSource,
+}
+
+/// The audit trail, where there is a database.
+#[derive(Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Audit {
+    /// Whether calls are noted as well as what administrators do; default true.
+    pub(super) calls: Option<bool>,
+    /// How long entries are kept, or `forever`; default `90d`.
+    pub(super) retention: Option<Retention>,
+    /// Whether it is noted what was said in calls; default `off`.
+    pub(super) payloads: Option<AuditPayloads>,
+    /// What is taken out of that, besides what is known to be secret: names of members, or JSON pointers such as
+    /// `/params/arguments/key` in which `*` is any step.
+    pub(super) redact: Option<Vec<String>>,
+    /// Of a request or an answer that is larger only the size is noted; default `16KiB`.
+    pub(super) max_payload_bytes: Option<ByteSize>,
+    /// How many calls may wait to be written; more are counted as lost. Default 10000.
+    pub(super) queue: Option<NonZeroUsize>,
+    /// How often there is a signed checkpoint; default `1m`.
+    pub(super) checkpoint_interval: Option<Span>,
+}
+
+/// Whether it is noted what was said in calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum AuditPayloads {
+    /// It is not.
+    Off,
+    /// It is, without what is secret.
+    Redacted,
 }
 
 /// The keys that seal session ids and other handles.

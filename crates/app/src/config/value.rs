@@ -135,6 +135,57 @@ impl JsonSchema for Span {
     }
 }
 
+/// How long something is kept: a duration, or `forever`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Retention(pub(super) Option<Duration>);
+
+/// A longer time is a slip.
+const LONGEST_KEPT: Duration = Duration::from_secs(100 * 366 * 24 * 60 * 60);
+
+impl<'de> Deserialize<'de> for Retention {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(RetentionVisitor)
+    }
+}
+
+struct RetentionVisitor;
+
+impl Visitor<'_> for RetentionVisitor {
+    type Value = Retention;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("`forever`, or a duration with a unit such as `30d` or `7years`")
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<Retention, E> {
+        if text == "forever" {
+            return Ok(Retention(None));
+        }
+        match humantime::parse_duration(text) {
+            Ok(kept) if kept <= LONGEST_KEPT && text != "0" => Ok(Retention(Some(kept))),
+            _ => Err(E::invalid_value(Unexpected::Str(text), &self)),
+        }
+    }
+}
+
+impl JsonSchema for Retention {
+    fn inline_schema() -> bool {
+        false
+    }
+
+    fn schema_name() -> Cow<'static, str> {
+        "Retention".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({
+            "description": "`forever`, or a duration with a unit, such as `30d` or `7years`",
+            "type": "string",
+            "pattern": "^(forever|\\s*([0-9]+\\s*[a-zA-Z]+\\s*)+)$",
+        })
+    }
+}
+
 /// A secret as written: a literal, or the place where it is kept.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) enum SecretSource {

@@ -104,6 +104,7 @@ impl Stream for CallMessages {
                 continue;
             }
             let end = End::of(&event);
+            this.record.hear(&event);
             this.ready.extend(encode::event(&this.session, &this.call, &this.method, event));
             if let Some(end) = end {
                 this.note(end);

@@ -23,8 +23,8 @@ use super::session::{Session, Transport};
 use super::{fleet, handle, resume};
 use crate::Inner;
 use crate::body;
-use crate::gate::Caller;
-use crate::record::{End, Record};
+use crate::gate::{Caller, Kept};
+use crate::record::{self, End, Record};
 use crate::reply::{self, Refusal};
 use crate::route::Route;
 use crate::stream::{EventBody, StreamPermit};
@@ -38,6 +38,8 @@ struct Connection {
     endpoint: Option<String>,
     /// Whose it is. To others it does not exist.
     principal: Principal,
+    /// The same, as the log names it.
+    caller: Option<Arc<request::Caller>>,
     session: Mutex<Option<Arc<Session>>>,
     /// Cloned by whatever has yet to put an answer on the stream.
     answers: Arc<()>,
@@ -110,6 +112,7 @@ pub(crate) fn open(
         out,
         endpoint: route.endpoint.clone(),
         principal: caller.principal.clone(),
+        caller: caller.shown(),
         session: Mutex::default(),
         answers: Arc::default(),
         closed: tokio_util::sync::CancellationToken::new(),
@@ -171,8 +174,9 @@ pub(crate) async fn post(
     if let Some(owner) = owner.filter(|owner| owner != inner.peers.instance()) {
         let endpoint = inner.endpoint(&route.endpoint).ok_or_else(not_found)?;
         let text = body::read(body, inner.live().options.max_body_bytes).await?;
-        if let Err(kept) = caller.may_send(&parse(text.clone())?) {
-            return Ok(inner.turn_away(&kept, route.endpoint.as_deref()));
+        let message = parse(text.clone())?;
+        if let Err(kept) = caller.may_send(&message) {
+            return Ok(turned_away(inner, route, &endpoint, &kept, message));
         }
         fleet::pass_post(inner, &owner, &endpoint, caller, &id, &text).await?;
         return Ok(reply::accepted());
@@ -183,10 +187,23 @@ pub(crate) async fn post(
     let text = body::read(body, inner.live().options.max_body_bytes).await?;
     let message = parse(text)?;
     if let Err(kept) = caller.may_send(&message) {
-        return Ok(inner.turn_away(&kept, route.endpoint.as_deref()));
+        let endpoint = inner.endpoint(&route.endpoint).ok_or_else(not_found)?;
+        return Ok(turned_away(inner, route, &endpoint, &kept, message));
     }
     take(inner, &connection, message)?;
     Ok(reply::accepted())
+}
+
+fn turned_away(
+    inner: &Inner,
+    route: &Route,
+    endpoint: &Arc<Endpoint>,
+    kept: &Kept,
+    message: Message,
+) -> Response<Body> {
+    let response = inner.turn_away(kept, route.endpoint.as_deref());
+    record::turned_away(endpoint, Era::Legacy, &Incoming::One(message), response.status());
+    response
 }
 
 /// Takes a message that another instance passes on. Returns the status for its client.
@@ -202,7 +219,8 @@ pub(super) fn take_passed(
         c.endpoint.as_deref().unwrap_or_default() == endpoint && c.principal.as_str() == principal
     };
     let Some(connection) = connection.filter(belongs) else { return StatusCode::NOT_FOUND };
-    match parse(text).and_then(|message| take(inner, &connection, message)) {
+    let caller = connection.caller.clone();
+    match parse(text).and_then(|message| request::passed(caller, || take(inner, &connection, message))) {
         Ok(()) => StatusCode::ACCEPTED,
         Err(refusal) => refusal.into_response().status(),
     }

@@ -69,6 +69,7 @@ impl Encoder {
     /// The event as a message; `None` if the client gets none of it.
     pub(super) fn encode(&mut self, event: Event) -> Option<Out> {
         let end = End::of(&event);
+        self.record.hear(&event);
         let out = self.written(event);
         if let (Some(end), Some(out)) = (end, &out) {
             self.record.end(end, out.status);

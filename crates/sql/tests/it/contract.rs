@@ -76,7 +76,10 @@ contracts! {
     audit:
         entries_come_in_the_order_of_time,
         all_entries_are_appended_or_none,
-        a_cursor_outlives_its_entry;
+        a_cursor_outlives_its_entry,
+        entries_are_found_by_what_they_are,
+        chains_are_walked_and_cut,
+        keys_of_the_trail_are_kept_and_sealed_anew;
     sweep:
         what_matters_to_nobody_is_forgotten,
         more_than_a_batch_is_forgotten;

@@ -4,9 +4,10 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use chrono::{DateTime, TimeDelta};
+use drawbridge_auth::audit::AuditEntry;
 use drawbridge_auth::records::{
-    AuditEntry, Grant, NewRefresh, OAuthClient, PageRequest, Presented, Records, SecretHash, Time, Token,
-    User, UserClaims,
+    Grant, NewRefresh, OAuthClient, PageRequest, Presented, Records, SecretHash, Time, Token, User,
+    UserClaims,
 };
 use drawbridge_auth::token::TokenKind;
 use drawbridge_sql::{SqlOptions, SqlRecords};
@@ -18,6 +19,8 @@ use tempfile::TempDir;
 pub(crate) struct Fixture {
     pub(crate) a: Arc<SqlRecords>,
     pub(crate) b: Arc<SqlRecords>,
+    /// Where it is.
+    pub(crate) url: String,
     _dir: Option<TempDir>,
     _database: Option<PostgresDatabase>,
 }
@@ -25,7 +28,7 @@ pub(crate) struct Fixture {
 impl Fixture {
     pub(crate) async fn memory() -> Self {
         let a = open("sqlite::memory:").await;
-        Self { b: Arc::clone(&a), a, _dir: None, _database: None }
+        Self { b: Arc::clone(&a), a, url: "sqlite::memory:".to_owned(), _dir: None, _database: None }
     }
 
     pub(crate) async fn file() -> Self {
@@ -33,13 +36,14 @@ impl Fixture {
         let url =
             format!("sqlite:{}/new folder/100%25 records?.db", dir.path().display()).replace('?', "%3F");
         let (a, b) = (open(&url).await, open(&url).await);
-        Self { a, b, _dir: Some(dir), _database: None }
+        Self { a, b, url, _dir: Some(dir), _database: None }
     }
 
     pub(crate) async fn postgres() -> Self {
         let database = PostgresDatabase::fresh().await;
-        let (a, b) = (open(&database.url()).await, open(&database.url()).await);
-        Self { a, b, _dir: None, _database: Some(database) }
+        let url = database.url();
+        let (a, b) = (open(&url).await, open(&url).await);
+        Self { a, b, url, _dir: None, _database: Some(database) }
     }
 
     /// The first instance, as those see it who use it.

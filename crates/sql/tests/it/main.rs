@@ -11,3 +11,5 @@ mod files;
 mod fixture;
 #[cfg(test)]
 mod migrations;
+#[cfg(test)]
+mod trail;

@@ -185,6 +185,7 @@ fn api(
         records: records.clone(),
         revocations: revocations.clone(),
         trail: Arc::new(AuditTrail::new(records.clone())),
+        audit: records.clone(),
         claims: shared.claims.clone(),
         limiter: shared.limiter.clone(),
         trouble: Arc::new(|| None),
