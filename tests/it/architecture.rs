@@ -23,20 +23,33 @@ fn dependencies(with_dev: bool) -> BTreeMap<String, BTreeSet<String>> {
 const DEVELOPMENT: [&str; 3] = ["drawbridge-testkit", "drawbridge-tests", "drawbridge-benches"];
 
 /// What each crate of the product may use of the others.
-const ALLOWED: [(&str, &[&str]); 11] = [
+const ALLOWED: [(&str, &[&str]); 12] = [
     ("drawbridge-wire", &[]),
     ("drawbridge-core", &["wire"]),
     ("drawbridge-demo", &["wire"]),
     ("drawbridge-auth", &["core"]),
     ("drawbridge-sql", &["auth"]),
     ("drawbridge-upstream", &["wire", "core"]),
-    ("drawbridge-oauth", &["core", "auth"]),
+    ("drawbridge-credentials", &["core", "auth"]),
+    ("drawbridge-oauth", &["core", "auth", "credentials"]),
     ("drawbridge-front", &["wire", "core", "auth"]),
     ("drawbridge-admin", &["wire", "core", "auth"]),
     ("drawbridge-redis", &["core"]),
     (
         "drawbridge-app",
-        &["wire", "core", "upstream", "front", "admin", "demo", "redis", "auth", "oauth", "sql"],
+        &[
+            "wire",
+            "core",
+            "upstream",
+            "front",
+            "admin",
+            "demo",
+            "redis",
+            "auth",
+            "credentials",
+            "oauth",
+            "sql",
+        ],
     ),
 ];
 

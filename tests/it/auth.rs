@@ -1,5 +1,6 @@
 //! Who may: the tests of the authorization digest, by their numbers.
 
+mod accounts;
 mod admin_grants;
 mod admin_tokens;
 mod audit;
@@ -13,6 +14,7 @@ mod leaks;
 mod operators;
 mod outage;
 mod overview;
+mod own_credentials;
 mod registration;
 mod sessions;
 mod token_endpoint;

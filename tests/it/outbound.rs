@@ -18,13 +18,13 @@ use tokio::net::{TcpListener, TcpStream};
 use crate::backends::{fault, message, spawn};
 
 /// A private authority and a server certificate of it.
-struct Authority {
+pub(crate) struct Authority {
     dir: TempDir,
-    tls: Arc<rustls::ServerConfig>,
+    pub(crate) tls: Arc<rustls::ServerConfig>,
 }
 
 impl Authority {
-    fn new(names: &[&str]) -> Self {
+    pub(crate) fn new(names: &[&str]) -> Self {
         let mut params = CertificateParams::new(Vec::new()).unwrap();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         params.distinguished_name.push(rcgen::DnType::CommonName, "a private authority");
@@ -48,7 +48,7 @@ impl Authority {
         Self { dir, tls: Arc::new(tls) }
     }
 
-    fn bundle(&self) -> PathBuf {
+    pub(crate) fn bundle(&self) -> PathBuf {
         self.dir.path().join("ca.pem")
     }
 

@@ -26,6 +26,8 @@ use drawbridge_auth::verifier::{Issuer, Verifier};
 use drawbridge_core::Tasks;
 use drawbridge_core::seal::KeyRing;
 use drawbridge_core::state::{SharedState, WithFallback};
+use drawbridge_credentials::authority::Authorities;
+use drawbridge_credentials::connections::Connections;
 use drawbridge_front::gate::{Gate, PeerAddress};
 use drawbridge_oauth::oidc::{Provider, ProviderOptions};
 use drawbridge_oauth::options::{ClientDocumentOptions, Options, Registration};
@@ -267,6 +269,7 @@ impl Access {
         config: &Config,
         ring: &Arc<KeyRing>,
         names: &EndpointNames,
+        connections: Option<Arc<Connections>>,
     ) -> anyhow::Result<Router> {
         let Some(origin) = &self.origin else { return Ok(drawbridge_oauth::nothing()) };
         let Some(signer) = &self.signer else {
@@ -301,6 +304,7 @@ impl Access {
             claims: self.shared.claims.clone(),
             limiter: self.shared.limiter.clone(),
             has_endpoint: names.has(),
+            connections,
         });
         Ok(router.layer(axum::middleware::map_request(|mut request: Request<Body>| async {
             if let Some(PeerAddress(address)) = request.extensions().get().copied() {
@@ -310,8 +314,48 @@ impl Access {
         })))
     }
 
+    /// What users have at other servers, where users log in here. Renewals are among `renewals`.
+    ///
+    /// # Errors
+    ///
+    /// If the authorities of the configuration can't be read.
+    pub fn connections(
+        &self,
+        config: &Config,
+        ring: &Arc<KeyRing>,
+        renewals: &Tasks,
+    ) -> anyhow::Result<Option<Arc<Connections>>> {
+        let (Some(origin), Some(signer)) = (&self.origin, &self.signer) else { return Ok(None) };
+        let guarded = GuardedFetcher::new(&guard_options(config)).context("outbound.ca_bundle")?;
+        let (signer, id) = (signer.clone(), origin.join("/oauth/client-metadata.json"));
+        let authorities = Authorities {
+            vault: self.records.clone(),
+            ring: ring.clone(),
+            state: self.shared.clone(),
+            origin: origin.clone(),
+            name: config.auth.name.clone(),
+            assert: Some(Arc::new(move |audience| signer.assert(&id, audience, Utc::now()).ok())),
+            guarded: Arc::new(guarded),
+        };
+        Ok(Some(Connections::new(authorities, renewals.clone())))
+    }
+
     /// Looks after all of it until the gateway stops.
-    pub fn tend(self: &Arc<Self>, tasks: &Tasks) {
+    pub fn tend(self: &Arc<Self>, tasks: &Tasks, connections: Option<&Arc<Connections>>) {
+        if let Some(connections) = connections {
+            tasks.spawn("hear of accounts", connections.clone().attend());
+            let connections = connections.clone();
+            tasks.spawn("seal anew", async move {
+                loop {
+                    match connections.seal_anew().await {
+                        Ok(0) => {}
+                        Ok(count) => tracing::info!(connections = count, "sealed with the first seal key"),
+                        Err(error) => tracing::warn!("connections can't be sealed anew: {error}"),
+                    }
+                    tokio::time::sleep(TEND_EVERY).await;
+                }
+            });
+        }
         self.revocations.tend(tasks);
         let this = self.clone();
         tasks.spawn("tend records", async move {

@@ -31,11 +31,14 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 pub use self::model::{
-    Admin, Audit, Auth, Backend, BackendKind, Config, Drain, Endpoint, External, HttpBackend, Limits, Log,
-    Login, Otlp, Outbound, Password, Proxy, Public, Redis, StdioBackend, Streams,
+    Admin, Audit, Auth, Backend, BackendAuth, BackendKind, ClientCredentials, Config, Drain, Endpoint,
+    External, HttpBackend, Limits, Log, Login, Otlp, Outbound, Password, Proxy, Public, Redis, StdioBackend,
+    Streams, TokenSource, UserOAuth,
 };
 pub use self::problem::{Notice, Problem, Problems};
-pub use self::raw::{AuthMode, Era, LogFormat, OtlpProtocol, RegistrationPolicy, SessionScope, Transport};
+pub use self::raw::{
+    AuthMode, ClientAuth, Era, LogFormat, OtlpProtocol, RegistrationPolicy, SessionScope, Transport,
+};
 pub use self::secret::{SealKey, Secret};
 
 use sha2::{Digest as _, Sha256};

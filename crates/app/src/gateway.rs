@@ -98,12 +98,18 @@ impl Gateway {
         };
         let calls = audit.as_ref().and_then(|audit| audit.calls());
         let records = Records { metrics, tracer: tracer.transpose()?, audit: calls };
-        let mut doors =
-            Doors { keys: ring.clone(), gate: None, others: None, names: EndpointNames::default() };
+        let mut doors = Doors {
+            keys: ring.clone(),
+            gate: None,
+            others: None,
+            names: EndpointNames::default(),
+            connections: None,
+        };
         if let Some(access) = &access {
             doors.gate = Some(access.gate());
-            doors.others = Some(access.router(&config, &ring, &doors.names)?);
-            access.tend(&work.fleet);
+            doors.connections = access.connections(&config, &ring, &work.backends)?;
+            doors.others = Some(access.router(&config, &ring, &doors.names, doors.connections.clone())?);
+            access.tend(&work.fleet, doors.connections.as_ref());
         }
         if let Some(audit) = &audit {
             audit.start();

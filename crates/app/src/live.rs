@@ -6,12 +6,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, anyhow};
+use drawbridge_core::accounts::Personal;
 use drawbridge_core::{Backend, BackendName, Endpoint, Recalling};
 use sha2::{Digest as _, Sha256};
 
 use crate::config::{self, BackendKind, Config};
 use crate::telemetry;
-use crate::wiring::{Wired, front_options, make_backend, round_options};
+use crate::wiring::{Wired, front_options, make_backend, round_options, sites};
 
 /// A request that has found its endpoint before a change sends its call to the backend within this time.
 const LATE: Duration = Duration::from_secs(1);
@@ -42,7 +43,7 @@ impl Current {
 struct Kept {
     basis: Basis,
     recalling: Arc<Recalling>,
-    /// The same.
+    /// The same, with what stands before it.
     backend: Arc<dyn Backend>,
 }
 
@@ -208,6 +209,9 @@ impl Wired {
             keys: differing(LIVE, &current.config, &config),
             restart_needed,
         };
+        if let Some(connections) = &self.means.connections {
+            connections.set_sites(sites(&config));
+        }
         self.rounds.set_options(round_options(&config));
         self.means.cap.resize(config.limits.max_processes, &self.work.backends);
         let named = endpoints.iter().filter_map(|endpoint| endpoint.name().map(ToString::to_string));
@@ -241,7 +245,14 @@ impl Wired {
                     let made = made.with_context(|| format!("backend \"{name}\""))?;
                     let counted = self.metrics.backend(name);
                     let recalling = Recalling::new(made, backend.cache, &self.peers, counted);
-                    Kept { basis, backend: recalling.clone(), recalling }
+                    let personal = self.means.connections.as_ref().filter(|_| backend.is_personal());
+                    let whole: Arc<dyn Backend> = match personal {
+                        Some(accounts) => {
+                            Personal::new(recalling.clone(), accounts.of(name), &self.work.backends)
+                        }
+                        None => recalling.clone(),
+                    };
+                    Kept { basis, backend: whole, recalling }
                 }
             };
             backends.insert(name.clone(), kept);

@@ -6,6 +6,7 @@ use std::time::Duration;
 use anyhow::{Context as _, anyhow};
 use axum::Router;
 use drawbridge_core::audit::CallAudit;
+use drawbridge_core::credentials::Credentials;
 use drawbridge_core::event_log::EventRing;
 use drawbridge_core::fleet::Peers;
 use drawbridge_core::metrics::{Gauges, Metrics};
@@ -13,6 +14,10 @@ use drawbridge_core::seal::KeyRing;
 use drawbridge_core::state::{Quota, SharedState};
 use drawbridge_core::trace::Tracer;
 use drawbridge_core::{Backend, BackendName, RoundOptions, Rounds, Tasks};
+use drawbridge_credentials::authority::Site;
+use drawbridge_credentials::client_credentials::{self, ClientCredentials};
+use drawbridge_credentials::connections::Connections;
+use drawbridge_credentials::fixed::{Fixed, Value};
 use drawbridge_front::gate::Gate;
 use drawbridge_front::options::FrontOptions;
 use drawbridge_front::{Front, Parts};
@@ -20,14 +25,17 @@ use drawbridge_upstream::http::Target;
 use drawbridge_upstream::process::{GuardCommand, Spec};
 use drawbridge_upstream::stdio::{ProcessCap, ProcessOptions};
 use drawbridge_upstream::{
-    EraChoice, GuardOptions, HttpBackend, Options, Outbound, OutboundOptions, Proxy, SessionScope,
+    EraChoice, GuardOptions, HttpBackend, Options, Outbound, OutboundOptions, Proof, Proxy, SessionScope,
     StdioBackend, TransportChoice,
 };
 use http::{HeaderMap, HeaderName, HeaderValue};
 use parking_lot::Mutex;
 
 use crate::access::EndpointNames;
-use crate::config::{self, AuthMode, BackendKind, Config, Era, Transport};
+use crate::config::{
+    self, AuthMode, BackendAuth, BackendKind, ClientAuth, Config, Era, TokenSource, Transport,
+};
+use crate::fetch::Fetcher;
 use crate::live::Current;
 
 /// The parts of a gateway.
@@ -90,6 +98,8 @@ pub struct Doors {
     pub others: Option<Router>,
     /// Is told which endpoints there are.
     pub names: EndpointNames,
+    /// What users have at other servers.
+    pub connections: Option<Arc<Connections>>,
 }
 
 /// Makes all parts. `guard` starts stdio backends, `workers` is the number of runtimes.
@@ -116,6 +126,8 @@ pub fn wire(
         tasks: work.backends.clone(),
         metrics: metrics.clone(),
         peers: peers.clone(),
+        keys: keys.clone(),
+        connections: doors.connections,
     };
     // What a parked call still has to say goes to a backend, so it ends with the work there.
     let rounds = Rounds::new(keys.clone(), round_options(config), peers.clone(), work.backends.clone());
@@ -185,6 +197,8 @@ pub(crate) struct Means {
     tasks: Tasks,
     metrics: Arc<Metrics>,
     peers: Peers,
+    keys: Arc<KeyRing>,
+    pub(crate) connections: Option<Arc<Connections>>,
 }
 
 pub(crate) fn make_backend(
@@ -231,7 +245,8 @@ pub(crate) fn make_backend(
                 Transport::StreamableHttp => TransportChoice::StreamableHttp,
                 Transport::Sse => TransportChoice::Sse,
             };
-            HttpBackend::new(target, headers(http)?, transport, outbound, options, tasks.clone())
+            let proof = proof(config, &name, http, means)?;
+            HttpBackend::new(target, proof, transport, outbound, options, tasks.clone())
         }
         BackendKind::Stdio(stdio) => {
             options.start_timeout = stdio.start_timeout;
@@ -293,14 +308,100 @@ fn outbound_options(
     }
 }
 
-fn headers(http: &config::HttpBackend) -> anyhow::Result<HeaderMap> {
+/// What the gateway proves itself to a backend with.
+fn proof(
+    config: &Config,
+    name: &BackendName,
+    http: &config::HttpBackend,
+    means: &Means,
+) -> anyhow::Result<Proof> {
     let mut headers = HeaderMap::new();
+    let mut changing = Vec::new();
     for (name, value) in &http.headers {
+        if value.may_change() {
+            changing.push((name.clone(), Value::Plain(value.live())));
+        }
         let mut value = HeaderValue::from_str(value.expose()).with_context(|| {
             format!("the value of header \"{name}\" has characters that HTTP does not allow")
         })?;
         value.set_sensitive(true);
         headers.insert(HeaderName::from_bytes(name.as_bytes())?, value);
     }
-    Ok(headers)
+    let mut beside: Option<Arc<dyn Credentials>> = None;
+    match &http.auth {
+        None => {}
+        Some(BackendAuth::Header { name, value }) => {
+            changing.push((name.clone(), Value::Plain(value.live())))
+        }
+        Some(BackendAuth::Basic { user, password }) => {
+            changing.push(("authorization".to_owned(), Value::Basic(user.clone(), password.live())));
+        }
+        Some(BackendAuth::ClientCredentials(written)) => {
+            beside = Some(Arc::new(client_credentials(config, name, http, written, means)));
+        }
+        Some(BackendAuth::UserOAuth(_)) => {
+            let connections =
+                means.connections.as_ref().context("users log in in the mode `embedded` alone")?;
+            beside = Some(connections.of(name.as_str()));
+        }
+    }
+    let credentials = match beside {
+        beside if changing.is_empty() => beside,
+        beside => Some(Arc::new(Fixed::new(changing, beside)) as Arc<dyn Credentials>),
+    };
+    Ok(Proof { headers, credentials })
+}
+
+fn client_credentials(
+    config: &Config,
+    name: &BackendName,
+    http: &config::HttpBackend,
+    written: &config::ClientCredentials,
+    means: &Means,
+) -> ClientCredentials {
+    let options = client_credentials::Options {
+        name: name.to_string(),
+        from: match &written.from {
+            TokenSource::Endpoint(url) => client_credentials::From::Endpoint(url.clone()),
+            TokenSource::Issuer(issuer) => client_credentials::From::Issuer(issuer.clone()),
+        },
+        client_id: written.client_id.clone(),
+        secret: written.client_secret.live(),
+        method: match written.client_auth {
+            None => client_credentials::Method::Any,
+            Some(ClientAuth::Basic) => client_credentials::Method::Basic,
+            Some(ClientAuth::Post) => client_credentials::Method::Post,
+        },
+        scopes: written.scopes.clone(),
+        resource: written.resource.clone(),
+    };
+    let fetch = Arc::new(server_fetcher(config, http));
+    let state = means.peers.state().clone();
+    ClientCredentials::new(options, fetch, means.keys.clone(), state, means.tasks.clone())
+}
+
+/// Reaches the authorization server of a backend that the configuration names.
+fn server_fetcher(config: &Config, http: &config::HttpBackend) -> Fetcher {
+    let mut options = collector_options(config);
+    options.ca_bundles.extend(http.ca_bundle.iter().cloned());
+    Fetcher::new(options)
+}
+
+/// The backends at which users have accounts.
+pub(crate) fn sites(config: &Config) -> Vec<Site> {
+    let sites = config.backends.iter().filter_map(|(name, backend)| {
+        let BackendKind::Http(http) = &backend.kind else { return None };
+        let Some(BackendAuth::UserOAuth(written)) = &http.auth else { return None };
+        let secret = || written.client_secret.as_ref().map(config::Secret::live);
+        Some(Site {
+            name: name.clone(),
+            url: http.url.clone(),
+            issuer: written.issuer.clone(),
+            client: written.client_id.clone().map(|id| (id, secret())),
+            scopes: written.scopes.clone(),
+            resource: written.resource.clone(),
+            trusted: Arc::new(server_fetcher(config, http)),
+        })
+    });
+    sites.collect()
 }

@@ -30,12 +30,41 @@ pub async fn document(
     url: &str,
     most: usize,
 ) -> Result<(serde_json::Value, Option<std::time::Duration>), NotFetched> {
-    let request = Request::get(url).header("accept", "application/json").body(Vec::new());
-    let request = request.map_err(|error| NotFetched(error.to_string()))?;
-    let response = fetch.fetch(request, most).await?;
+    let response = get(fetch, url, most).await?;
     if response.status() != http::StatusCode::OK {
         return Err(NotFetched(format!("{url} answered with {}", response.status())));
     }
+    read(url, &response)
+}
+
+/// The same where there may be none: `None` if what is there is no JSON, or the server says by a status of its client's
+/// fault that there is nothing.
+///
+/// # Errors
+///
+/// If it can't be told now.
+pub async fn find_document(
+    fetch: &dyn Fetch,
+    url: &str,
+    most: usize,
+) -> Result<Option<(serde_json::Value, Option<std::time::Duration>)>, NotFetched> {
+    let response = get(fetch, url, most).await?;
+    let status = response.status();
+    if status.is_server_error() || status == http::StatusCode::TOO_MANY_REQUESTS {
+        return Err(NotFetched(format!("{url} answered with {status}")));
+    }
+    Ok(if status == http::StatusCode::OK { read(url, &response).ok() } else { None })
+}
+
+async fn get(fetch: &dyn Fetch, url: &str, most: usize) -> Result<Response<Vec<u8>>, NotFetched> {
+    let request = Request::get(url).header("accept", "application/json").body(Vec::new());
+    fetch.fetch(request.map_err(|error| NotFetched(error.to_string()))?, most).await
+}
+
+fn read(
+    url: &str,
+    response: &Response<Vec<u8>>,
+) -> Result<(serde_json::Value, Option<std::time::Duration>), NotFetched> {
     let media =
         response.headers().get("content-type").and_then(|value| value.to_str().ok()).unwrap_or_default();
     let essence = media.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();

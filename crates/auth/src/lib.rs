@@ -20,6 +20,7 @@ pub mod revoking;
 pub mod scope;
 pub mod signing;
 pub mod token;
+pub mod vault;
 pub mod verifier;
 
 /// Seals `plain` so that only whoever has `secret` can open it.

@@ -30,6 +30,8 @@ const SIGNS: TimeDelta = TimeDelta::days(90);
 const AHEAD: TimeDelta = TimeDelta::days(1);
 /// A key that was just published is not used yet: others have to hear of it.
 const PUBLISHED: TimeDelta = TimeDelta::minutes(10);
+/// What the gateway proves itself to other servers with is good for this long.
+const ASSERTION: TimeDelta = TimeDelta::minutes(2);
 /// No token is good for longer.
 pub const MAX_LIFETIME: TimeDelta = TimeDelta::hours(24);
 /// For a key that is not known the records are asked this often at most.
@@ -85,6 +87,16 @@ struct Issued<'a> {
     rid: &'a str,
     ver: i64,
     auth_time: i64,
+}
+
+#[derive(Serialize)]
+struct Asserted<'a> {
+    iss: &'a str,
+    sub: &'a str,
+    aud: &'a str,
+    iat: i64,
+    exp: i64,
+    jti: String,
 }
 
 impl Signer {
@@ -193,14 +205,6 @@ impl Signer {
         now: Time,
         expires_at: Time,
     ) -> Result<String, SigningError> {
-        let keys = self.keys.load();
-        let current = keys.iter().filter(|key| key.not_before <= now && now < key.retires_at);
-        let key = current
-            .max_by_key(|key| (key.not_before, key.kid.clone()))
-            .ok_or(SigningError::Key("is missing"))?;
-        let mut header = Header::new(Algorithm::ES256);
-        header.typ = Some(TYPE.to_owned());
-        header.kid = Some(key.kid.clone());
         let claims = Issued {
             iss: &self.issuer,
             sub: &user.id,
@@ -215,7 +219,37 @@ impl Signer {
             ver: user.version,
             auth_time: grant.auth_time.timestamp(),
         };
-        jsonwebtoken::encode(&header, &claims, &key.signs).map_err(|_| SigningError::Key("could not be used"))
+        self.sign(TYPE, &claims, now)
+    }
+
+    /// Proves to another server, `audience`, that this gateway is the client with this id (RFC 7523 § 3). It is no access
+    /// token: its type is another.
+    ///
+    /// # Errors
+    ///
+    /// If there is no key to sign with.
+    pub fn assert(&self, client: &str, audience: &str, now: Time) -> Result<String, SigningError> {
+        let claims = Asserted {
+            iss: client,
+            sub: client,
+            aud: audience,
+            iat: now.timestamp(),
+            exp: (now + ASSERTION).timestamp(),
+            jti: URL_SAFE_NO_PAD.encode(rand::random::<[u8; 16]>()),
+        };
+        self.sign("JWT", &claims, now)
+    }
+
+    fn sign(&self, typ: &str, claims: &impl Serialize, now: Time) -> Result<String, SigningError> {
+        let keys = self.keys.load();
+        let current = keys.iter().filter(|key| key.not_before <= now && now < key.retires_at);
+        let key = current
+            .max_by_key(|key| (key.not_before, key.kid.clone()))
+            .ok_or(SigningError::Key("is missing"))?;
+        let mut header = Header::new(Algorithm::ES256);
+        header.typ = Some(typ.to_owned());
+        header.kid = Some(key.kid.clone());
+        jsonwebtoken::encode(&header, claims, &key.signs).map_err(|_| SigningError::Key("could not be used"))
     }
 
     fn known(&self, kid: Option<&str>, algorithm: Algorithm) -> Option<VerifyingKey> {

@@ -266,8 +266,10 @@ impl Verifier {
         };
         #[expect(clippy::cast_possible_truncation, reason = "seconds")]
         let ends = Time::from_timestamp(claims.exp as i64 + i64::try_from(LEEWAY).unwrap_or(0), 0);
+        let principal = context(&claims.iss, &claims.sub, &client, &resource, kind);
         let identity = Identity {
-            principal: context(&claims.iss, &claims.sub, &client, &resource, kind),
+            // Who another issuer's subjects are is not in the records.
+            principal: if issuer.is_own { principal.of_user(&claims.sub) } else { principal },
             caller: shown(kind, &claims.sub, &client, &credential),
             issuer: claims.iss.clone(),
             subject: claims.sub.clone(),
@@ -331,9 +333,10 @@ impl Verifier {
         let client = format!("pat:{}", token.chain);
         let mut keys = vec![RevocationKey::token(&token.id, token.version)];
         keys.extend(owner.as_ref().map(|user| RevocationKey::user(&user.id, user.version)));
+        let principal = context(&issuer, &subject, &client, &self.resource(endpoint), kind);
         let credential = Credential::Token(token.id);
         let identity = Identity {
-            principal: context(&issuer, &subject, &client, &self.resource(endpoint), kind),
+            principal: if kind == Kind::User { principal.of_user(&subject) } else { principal },
             caller: shown(kind, &subject, &client, &credential),
             issuer,
             subject,

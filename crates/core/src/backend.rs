@@ -86,6 +86,9 @@ pub trait Backend: Send + Sync {
         None
     }
 
+    /// What was remembered of its answers may be wrong: whoever remembers asks anew.
+    fn forget(&self) {}
+
     /// Ends what the backend keeps open (processes, spare sessions).
     async fn close(&self);
 }

@@ -7,9 +7,12 @@ use drawbridge_wire::message::Field;
 use drawbridge_wire::{Message, ProtocolVersion, json, method};
 use sha2::{Digest as _, Sha256};
 
-/// Whom a request is from. Part of every handle, pool key and stream.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Principal(Arc<str>);
+/// Whom a request is from. Part of every handle, pool key and stream. Principals are the same if their names are.
+#[derive(Debug, Clone)]
+pub struct Principal {
+    name: Arc<str>,
+    user: Option<Arc<str>>,
+}
 
 impl Principal {
     /// The principal of a gateway that asks nobody who they are.
@@ -19,12 +22,37 @@ impl Principal {
 
     /// The principal called `name`.
     pub fn named(name: &str) -> Self {
-        Self(Arc::from(name))
+        Self { name: Arc::from(name), user: None }
+    }
+
+    /// The same, which acts for the user with this id. The name must be one that only this user's principals have.
+    #[must_use]
+    pub fn of_user(self, id: &str) -> Self {
+        Self { user: Some(Arc::from(id)), ..self }
     }
 
     /// Its name.
     pub fn as_str(&self) -> &str {
-        &self.0
+        &self.name
+    }
+
+    /// The id of the user that it acts for, if it acts for one that the gateway knows.
+    pub fn user(&self) -> Option<&str> {
+        self.user.as_deref()
+    }
+}
+
+impl PartialEq for Principal {
+    fn eq(&self, other: &Self) -> bool {
+        self.name == other.name
+    }
+}
+
+impl Eq for Principal {}
+
+impl std::hash::Hash for Principal {
+    fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
+        self.name.hash(state);
     }
 }
 

@@ -140,6 +140,10 @@ pub enum Fault {
         "backend \"{backend}\" refuses the gateway's credentials (HTTP {status}): check its headers in the configuration"
     )]
     Refused { backend: String, status: u16 },
+    #[error("there is no credential for backend \"{backend}\" now: {detail}")]
+    NoCredential { backend: String, detail: String },
+    #[error("backend \"{backend}\" needs an account that the user has not connected")]
+    NotConnected { backend: String },
     #[error(
         "the answer of backend \"{backend}\" is larger than the {limit} bytes that limits.{} allows", .size.key()
     )]
@@ -190,6 +194,8 @@ impl Fault {
             Self::Timeout { .. } => "backend_timeout",
             Self::BadAnswer { .. } => "backend_bad_answer",
             Self::Refused { .. } => "backend_refused",
+            Self::NoCredential { .. } => "no_credential",
+            Self::NotConnected { .. } => "not_connected",
             Self::TooLarge { .. } => "result_too_large",
             Self::OutcomeUnknown { .. } => "outcome_unknown",
             Self::Busy { .. } => "busy",
@@ -206,12 +212,14 @@ impl Fault {
     }
 
     /// All codes, for the documentation test.
-    pub const CODES: [&'static str; 12] = [
+    pub const CODES: [&'static str; 14] = [
         "backend_unreachable",
         "backend_not_started",
         "backend_timeout",
         "backend_bad_answer",
         "backend_refused",
+        "no_credential",
+        "not_connected",
         "result_too_large",
         "outcome_unknown",
         "busy",
@@ -227,7 +235,9 @@ impl Fault {
             Self::Busy { .. } | Self::Draining | Self::StateUnavailable { .. } | Self::NotParked { .. } => {
                 Blame::Gateway
             }
-            Self::Rpc(_) | Self::NoAnswer { .. } | Self::ClientRefused { .. } => Blame::Caller,
+            Self::Rpc(_) | Self::NoAnswer { .. } | Self::ClientRefused { .. } | Self::NotConnected { .. } => {
+                Blame::Caller
+            }
             _ => Blame::Backend,
         }
     }
@@ -255,9 +265,10 @@ impl Fault {
     pub fn retry(&self) -> Retry {
         match self {
             Self::Unreachable { .. } | Self::NotStarted { .. } => Retry::Safe,
-            Self::Busy { .. } | Self::Draining | Self::StateUnavailable { .. } => {
-                Retry::After(Duration::from_secs(1))
-            }
+            Self::Busy { .. }
+            | Self::Draining
+            | Self::StateUnavailable { .. }
+            | Self::NoCredential { .. } => Retry::After(Duration::from_secs(1)),
             Self::Timeout { deadline: Deadline::Connect | Deadline::Queue | Deadline::Start, .. } => {
                 Retry::Safe
             }
@@ -267,7 +278,9 @@ impl Fault {
             | Self::NotParked { .. }
             | Self::NoAnswer { .. }
             | Self::ClientRefused { .. } => Retry::Unsafe,
-            Self::Refused { .. } | Self::TooLarge { .. } | Self::Rpc(_) => Retry::Useless,
+            Self::Refused { .. } | Self::NotConnected { .. } | Self::TooLarge { .. } | Self::Rpc(_) => {
+                Retry::Useless
+            }
         }
     }
 

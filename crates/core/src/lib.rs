@@ -8,12 +8,14 @@
 //! Must not know: axum, hyper, processes, Redis, SQL, configuration files. Start reading at [`call`], then
 //! [`endpoint`].
 
+pub mod accounts;
 pub mod aggregate;
 pub mod audit;
 pub mod backend;
 mod cache;
 pub mod call;
 pub mod client;
+pub mod credentials;
 pub mod endpoint;
 pub mod event_log;
 pub mod fault;

@@ -182,6 +182,10 @@ impl Backend for Recalling {
         self.inner.speaks()
     }
 
+    fn forget(&self) {
+        self.memory.forget_all();
+    }
+
     async fn close(&self) {
         self.inner.close().await;
     }

@@ -38,10 +38,16 @@ pub enum Purpose {
     Replay,
     /// A key that checkpoints of the audit trail are signed with, in the records.
     AuditKey,
+    /// A credential for a backend that instances share.
+    Credential,
+    /// What users have at other servers, in the records. Bound to where it is kept.
+    Vault,
+    /// A link under which a user connects an account, and what comes back from the other server.
+    Connect,
 }
 
 impl Purpose {
-    const ALL: [Self; 9] = [
+    const ALL: [Self; 12] = [
         Self::Session,
         Self::Cursor,
         Self::RequestState,
@@ -51,6 +57,9 @@ impl Purpose {
         Self::Login,
         Self::Replay,
         Self::AuditKey,
+        Self::Credential,
+        Self::Vault,
+        Self::Connect,
     ];
 
     fn label(self) -> &'static [u8] {
@@ -64,6 +73,9 @@ impl Purpose {
             Self::Login => b"drawbridge v1 login",
             Self::Replay => b"drawbridge v1 replay",
             Self::AuditKey => b"drawbridge v1 audit key",
+            Self::Credential => b"drawbridge v1 credential",
+            Self::Vault => b"drawbridge v1 vault",
+            Self::Connect => b"drawbridge v1 connect",
         }
     }
 }
@@ -136,9 +148,14 @@ impl KeyRing {
 
     /// Seals `plain`. The handle has only letters, digits, '-', '_' and '.'.
     pub fn seal(&self, purpose: Purpose, plain: &[u8]) -> String {
+        self.seal_for(purpose, "", plain)
+    }
+
+    /// Seals `plain` for a place: the handle opens nowhere else.
+    pub fn seal_for(&self, purpose: Purpose, place: &str, plain: &[u8]) -> String {
         let key = &self.0[0];
         let nonce: [u8; NONCE_BYTES] = rand::random();
-        let payload = Payload { msg: plain, aad: key.id.as_bytes() };
+        let payload = Payload { msg: plain, aad: &bound(&key.id, place) };
         let sealed = key.ciphers[purpose as usize].encrypt(&XNonce::from(nonce), payload).unwrap_or_default();
         let mut handle = String::with_capacity(key.id.len() + 1 + (NONCE_BYTES + sealed.len()) * 4 / 3 + 4);
         handle.push_str(&key.id);
@@ -154,6 +171,16 @@ impl KeyRing {
 
     /// The plain text of a handle that this ring sealed for `purpose`; `None` for anything else.
     pub fn open(&self, purpose: Purpose, handle: &str) -> Option<Vec<u8>> {
+        self.open_for(purpose, "", handle)
+    }
+
+    /// The id of the key that seals; the others open only.
+    pub fn sealing(&self) -> &str {
+        &self.0[0].id
+    }
+
+    /// The same of a handle that was sealed for a place.
+    pub fn open_for(&self, purpose: Purpose, place: &str, handle: &str) -> Option<Vec<u8>> {
         let limit = if purpose == Purpose::RequestState { MAX_STATE_BYTES } else { MAX_HANDLE_BYTES };
         if handle.len() > limit {
             return None;
@@ -162,9 +189,14 @@ impl KeyRing {
         let key = self.0.iter().find(|k| k.id == id)?;
         let body = URL_SAFE_NO_PAD.decode(body).ok()?;
         let (nonce, sealed) = body.split_first_chunk::<NONCE_BYTES>()?;
-        let payload = Payload { msg: sealed, aad: id.as_bytes() };
+        let payload = Payload { msg: sealed, aad: &bound(id, place) };
         key.ciphers[purpose as usize].decrypt(&XNonce::from(*nonce), payload).ok()
     }
+}
+
+/// What a handle is bound to beside its key. Ids of keys have no colon.
+fn bound(id: &str, place: &str) -> Vec<u8> {
+    if place.is_empty() { id.as_bytes().to_vec() } else { format!("{id}:{place}").into_bytes() }
 }
 
 #[cfg(test)]
@@ -184,6 +216,17 @@ mod tests {
         assert_eq!(ring.open(Purpose::Cursor, &handle), None);
         assert_eq!(KeyRing::new(&[key("a", 2)]).unwrap().open(Purpose::Session, &handle), None);
         assert_ne!(handle, ring.seal(Purpose::Session, b"hello"), "unpredictable");
+    }
+
+    #[test]
+    fn what_was_sealed_for_a_place_opens_nowhere_else() {
+        let ring = KeyRing::new(&[key("a", 1)]).unwrap();
+        let handle = ring.seal_for(Purpose::Vault, "ann|gh", b"secret");
+        assert_eq!(ring.open_for(Purpose::Vault, "ann|gh", &handle).unwrap(), b"secret");
+        for place in ["", "bob|gh", "ann|gh|"] {
+            assert_eq!(ring.open_for(Purpose::Vault, place, &handle), None, "{place}");
+        }
+        assert_eq!(ring.sealing(), "a");
     }
 
     #[test]

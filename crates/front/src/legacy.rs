@@ -27,7 +27,7 @@ use drawbridge_core::fault::Bounded;
 use drawbridge_core::fleet::Peers;
 use drawbridge_core::revocation::Revocations;
 use drawbridge_core::seal::KeyRing;
-use drawbridge_core::{Endpoint, Fault, Principal, Tasks};
+use drawbridge_core::{Client, Endpoint, Fault, Principal, Tasks};
 use parking_lot::Mutex;
 
 use crate::Endpoints;
@@ -135,7 +135,8 @@ impl Legacy {
         if client.principal != *principal || self.revocations.is_revoked(&key) {
             return Ok(None);
         }
-        let client = Arc::new(client);
+        // The caller's own also says which user it acts for, which the id does not.
+        let client = Arc::new(Client { principal: principal.clone(), ..client });
         Ok(Some(Session::new(key, client, endpoint.clone(), self.peers.clone(), self.events.clone())))
     }
 

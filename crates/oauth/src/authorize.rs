@@ -159,7 +159,7 @@ impl Inner {
             .filter(|login| !transaction.asks_for_login || login.at > transaction.at);
         let mut response = match login {
             Some(login) => self.ask_for_consent(transaction, &login, text).await,
-            None => self.ask_for_login(&transaction, text).await,
+            None => self.ask_for_login(&transaction.into(), text).await,
         };
         browser.set(self, response.headers_mut());
         response

@@ -36,7 +36,7 @@ impl Inner {
                 return self.trouble(text, StatusCode::FORBIDDEN, text.not_allowed);
             }
             // What the login was about is no longer so.
-            Ok(_) => return self.ask_for_login(&transaction, text).await,
+            Ok(_) => return self.ask_for_login(&transaction.into(), text).await,
             Err(error) => return unavailable(&error),
         };
         let client = match self.client_of(&transaction, &user, text).await {
@@ -148,7 +148,7 @@ async fn switch(
 ) -> Response<Body> {
     let browser = Browser::of(inner, headers);
     let transaction = Transaction { user: None, asks_for_login: true, ..transaction };
-    let mut response = inner.ask_for_login(&transaction, text).await;
+    let mut response = inner.ask_for_login(&transaction.into(), text).await;
     Login::clear(inner, response.headers_mut());
     browser.set(inner, response.headers_mut());
     response

@@ -10,7 +10,9 @@ mod authorize;
 mod browser;
 mod client_documents;
 mod clients;
+mod connect;
 mod consent;
+mod errand;
 mod error;
 mod form;
 mod introspection;
@@ -42,6 +44,7 @@ use drawbridge_auth::signing::Signer;
 use drawbridge_auth::verifier::Verifier;
 use drawbridge_core::seal::KeyRing;
 use drawbridge_core::state::{Claims, Limiter, WithFallback};
+use drawbridge_credentials::connections::Connections;
 use http::{HeaderMap, HeaderValue, Method, Request, StatusCode, header};
 
 use oidc::Provider;
@@ -93,6 +96,8 @@ pub struct Parts {
     pub limiter: Arc<dyn Limiter>,
     /// Which resources there are.
     pub has_endpoint: HasEndpoint,
+    /// What users have at other servers, if they can have something there.
+    pub connections: Option<Arc<Connections>>,
 }
 
 pub(crate) struct Inner {
@@ -108,6 +113,7 @@ pub(crate) struct Inner {
     claims: Arc<dyn Claims>,
     limiter: WithFallback,
     has_endpoint: HasEndpoint,
+    connections: Option<Arc<Connections>>,
 }
 
 /// The documents of the resources alone: tokens are somebody else's.
@@ -142,6 +148,7 @@ pub fn server(parts: Parts) -> Router {
         claims: parts.claims,
         limiter: WithFallback::new(parts.limiter),
         has_endpoint: parts.has_endpoint,
+        connections: parts.connections,
     });
     let about_server = get(metadata::authorization_server);
     // Some clients insert the path of the endpoint, some append to it, some do neither.
@@ -155,6 +162,7 @@ pub fn server(parts: Parts) -> Router {
         .route("/mcp/.well-known/oauth-authorization-server", about_server.clone())
         .route("/mcp/.well-known/openid-configuration", about_server)
         .route("/jwks.json", get(metadata::keys))
+        .route("/oauth/client-metadata.json", get(metadata::own_document))
         .route("/register", post(registration::register))
         .route("/token", post(token::token))
         .route("/revoke", post(token::revoke))
@@ -165,6 +173,10 @@ pub fn server(parts: Parts) -> Router {
         .route("/login", post(login::sign_in))
         .route("/login/callback", get(login::callback))
         .route("/consent", post(consent::decide))
+        .route("/connect/{backend}", get(connect::ask).post(connect::go))
+        .route("/connect/callback/{backend}", get(connect::callback))
+        .route("/connections", get(connect::list))
+        .route("/connections/{backend}/disconnect", post(connect::disconnect))
         .route("/oauth/style.css", get(style))
         .with_state(inner);
     public(for_programs.merge(resource_routes(about))).merge(for_people).fallback(missing)

@@ -16,28 +16,24 @@ use http::{HeaderMap, Request, Response, StatusCode};
 use crate::Inner;
 use crate::browser::{Browser, Login};
 use crate::clients::Shared;
+use crate::errand::Errand;
 use crate::form::Form;
 use crate::limits::Limited;
 use crate::oidc::{Attempt, NotSignedIn};
 use crate::pages::{self, SignIn};
 use crate::text::Text;
-use crate::transaction::Transaction;
 
 /// An answer of the provider is remembered for so long, which is longer than its transaction lasts.
 const ATTEMPT_TIME: Duration = Duration::from_secs(900);
 
 impl Inner {
-    /// Lets somebody log in for a transaction.
-    pub(crate) async fn ask_for_login(
-        &self,
-        transaction: &Transaction,
-        text: &'static Text,
-    ) -> Response<Body> {
-        let sealed = transaction.seal(self);
+    /// Lets somebody log in for an errand.
+    pub(crate) async fn ask_for_login(&self, errand: &Errand, text: &'static Text) -> Response<Body> {
+        let sealed = errand.seal(self);
         let Some(provider) = &self.provider else {
             return self.sign_in_page(&sealed, text, false);
         };
-        match provider.begin(self, &sealed, transaction.asks_for_login).await {
+        match provider.begin(self, &sealed, errand.asks_for_login()).await {
             Ok(url) => pages::redirect(&url),
             Err(why) => {
                 tracing::warn!("the identity provider can't be reached: {why}");
@@ -52,10 +48,10 @@ impl Inner {
         pages::page(status, &SignIn { text, gateway, transaction: sealed, is_wrong })
     }
 
-    /// Goes on with a transaction as `user`, who has just logged in.
+    /// Goes on with an errand as `user`, who has just logged in.
     async fn logged_in(
         &self,
-        transaction: Transaction,
+        errand: Errand,
         user: &User,
         headers: &HeaderMap,
         text: &'static Text,
@@ -63,9 +59,20 @@ impl Inner {
         let browser = Browser::of(self, headers);
         let login = Login::now(user, &browser);
         tracing::info!(user.id = user.id, "signed in");
-        let mut response = self.ask_for_consent(transaction, &login, text).await;
+        let mut response = match errand {
+            Errand::Authorize(transaction) => self.ask_for_consent(*transaction, &login, text).await,
+            Errand::Visit(visit) => pages::redirect(&visit.path),
+        };
         login.set(self, response.headers_mut());
         response
+    }
+
+    /// Tells whoever is concerned that somebody may not come in.
+    fn turn_away(&self, errand: &Errand, why: &str, text: &Text) -> Response<Body> {
+        match errand {
+            Errand::Authorize(transaction) => self.deny(transaction, why, text),
+            Errand::Visit(_) => self.trouble(text, StatusCode::FORBIDDEN, text.not_allowed),
+        }
     }
 
     /// Whether a form was sent by the page that it belongs to, as far as the browser says.
@@ -93,7 +100,7 @@ pub(crate) async fn sign_in(State(inner): State<Shared>, request: Request<Body>)
     };
     let browser = Browser::of(&inner, &head.headers);
     let sealed = form.get("transaction").unwrap_or_default();
-    let Some(transaction) = Transaction::open(&inner, sealed, &browser) else {
+    let Some(errand) = Errand::open(&inner, sealed, &browser) else {
         return inner.trouble(text, StatusCode::BAD_REQUEST, text.expired);
     };
     if inner.limit(Limited::SignIn, address).await.is_err() {
@@ -101,7 +108,7 @@ pub(crate) async fn sign_in(State(inner): State<Shared>, request: Request<Body>)
     }
     let secret = form.get("token").unwrap_or_default().trim();
     match inner.verifier.sign_in(secret).await {
-        Ok(user) => inner.logged_in(transaction, &user, &head.headers, text).await,
+        Ok(user) => inner.logged_in(errand, &user, &head.headers, text).await,
         Err(Refused::Invalid(why)) => {
             tracing::info!(
                 reason = why,
@@ -124,22 +131,22 @@ pub(crate) async fn callback(State(inner): State<Shared>, request: Request<Body>
     let (head, _) = request.into_parts();
     let form = Form::parse(head.uri.query().unwrap_or_default().as_bytes());
     match came_back(&inner, &form, &head.headers, text).await {
-        Ok((transaction, Some(user))) => inner.logged_in(transaction, &user, &head.headers, text).await,
-        Ok((transaction, None)) => {
+        Ok((errand, Some(user))) => inner.logged_in(errand, &user, &head.headers, text).await,
+        Ok((errand, None)) => {
             tracing::info!("a user was not let in: disabled, or in none of the allowed groups");
-            inner.deny(&transaction, "the user is not allowed here", text)
+            inner.turn_away(&errand, "the user is not allowed here", text)
         }
         Err(page) => *page,
     }
 }
 
-/// Who came back from the provider for which transaction, if they may come in; else what they are shown.
+/// Who came back from the provider for which errand, if they may come in; else what they are shown.
 async fn came_back(
     inner: &Inner,
     form: &Form,
     headers: &HeaderMap,
     text: &'static Text,
-) -> Result<(Transaction, Option<User>), Box<Response<Body>>> {
+) -> Result<(Errand, Option<User>), Box<Response<Body>>> {
     let page = |status, what| Box::new(inner.trouble(text, status, what));
     let unavailable = |why: &dyn std::fmt::Display| {
         tracing::warn!("a login can't be finished: {why}");
@@ -151,7 +158,7 @@ async fn came_back(
     let attempt: Option<Attempt> = opened.and_then(|plain| serde_json::from_slice(&plain).ok());
     let attempt = attempt.ok_or_else(|| page(StatusCode::BAD_REQUEST, text.expired))?;
     let browser = Browser::of(inner, headers);
-    let transaction = Transaction::open(inner, &attempt.transaction, &browser).ok_or_else(|| {
+    let errand = Errand::open(inner, &attempt.transaction, &browser).ok_or_else(|| {
         // Somebody was sent a link that another has begun with.
         tracing::warn!("a login came back to a browser that it was not begun in, or too late");
         page(StatusCode::FORBIDDEN, text.expired)
@@ -170,11 +177,11 @@ async fn came_back(
         }
         NotSignedIn::Denied => {
             tracing::info!("the identity provider has denied access");
-            Box::new(inner.deny(&transaction, "the login was denied", text))
+            Box::new(inner.turn_away(&errand, "the login was denied", text))
         }
     })?;
     let user = inner.enter(&claims).await.map_err(|why| unavailable(&why))?;
-    Ok((transaction, user))
+    Ok((errand, user))
 }
 
 impl Inner {
@@ -200,6 +207,6 @@ impl Inner {
     }
 }
 
-fn hex(bytes: &[u8]) -> String {
+pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|b| format!("{b:02x}")).collect()
 }

@@ -84,6 +84,13 @@ fn server(origin: &Origin, options: &Options) -> Value {
     metadata
 }
 
+/// What the gateway says of itself as a client of other servers.
+pub(crate) async fn own_document(State(inner): State<Shared>) -> Response {
+    let connections = inner.connections.as_ref();
+    let said = connections.and_then(|all| all.authorities.document(&all.backends()));
+    said.map_or_else(crate::not_found, |said| document(&said))
+}
+
 /// The public keys.
 pub(crate) async fn keys(State(inner): State<Shared>) -> Response {
     document(&inner.signer.jwks())

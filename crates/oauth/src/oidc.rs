@@ -7,16 +7,13 @@ use std::time::Duration;
 
 use drawbridge_auth::fetch::{Fetch, NotFetched};
 use drawbridge_auth::id_token::{self, BadIdToken, IdClaims};
-use drawbridge_auth::jwks::{self, Jwks, Location, MAX_BYTES};
+use drawbridge_auth::jwks::{self, Jwks, Location};
 use drawbridge_auth::records::UserClaims;
 use drawbridge_core::seal::Purpose;
-use futures_util::future::BoxFuture;
-use oauth2::basic::{BasicErrorResponseType, BasicTokenType};
+use drawbridge_credentials::token::{OAuthClient as OidcClient, Sender};
 use oauth2::{
-    AsyncHttpClient, AuthType, AuthUrl, AuthorizationCode, ClientId, ClientSecret, CsrfToken, EndpointNotSet,
-    EndpointSet, ExtraTokenFields, HttpRequest, HttpResponse, PkceCodeChallenge, PkceCodeVerifier,
-    RedirectUrl, RevocationErrorResponseType, Scope, StandardErrorResponse, StandardRevocableToken,
-    StandardTokenIntrospectionResponse, StandardTokenResponse, TokenUrl,
+    AuthType, AuthUrl, AuthorizationCode, ClientId, ClientSecret, CsrfToken, EndpointSet, PkceCodeChallenge,
+    PkceCodeVerifier, RedirectUrl, Scope, TokenUrl,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -89,39 +86,6 @@ struct Discovery {
     token_endpoint_auth_methods_supported: Vec<String>,
     #[serde(default)]
     authorization_response_iss_parameter_supported: bool,
-}
-
-/// What a token response has beside the standard: the ID token.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-struct WithIdToken {
-    id_token: Option<String>,
-}
-
-impl ExtraTokenFields for WithIdToken {}
-
-type OidcClient<Authorize = EndpointNotSet, Token = EndpointNotSet> = oauth2::Client<
-    StandardErrorResponse<BasicErrorResponseType>,
-    StandardTokenResponse<WithIdToken, BasicTokenType>,
-    StandardTokenIntrospectionResponse<WithIdToken, BasicTokenType>,
-    StandardRevocableToken,
-    StandardErrorResponse<RevocationErrorResponseType>,
-    Authorize,
-    EndpointNotSet,
-    EndpointNotSet,
-    EndpointNotSet,
-    Token,
->;
-
-/// Sends the requests that the library makes.
-struct Sender(Arc<dyn Fetch>);
-
-impl<'c> AsyncHttpClient<'c> for Sender {
-    type Error = NotFetched;
-    type Future = BoxFuture<'c, Result<HttpResponse, NotFetched>>;
-
-    fn call(&'c self, request: HttpRequest) -> Self::Future {
-        self.0.fetch(request, MAX_BYTES)
-    }
 }
 
 /// Exchanges a code for an ID token.

@@ -46,6 +46,49 @@ pub(crate) struct Offer<'a> {
     pub(crate) means: &'a str,
 }
 
+/// A page on which somebody decides to connect an account.
+#[derive(Template)]
+#[template(path = "connect.html")]
+pub(crate) struct Connect<'a> {
+    pub(crate) text: &'a Text,
+    pub(crate) gateway: &'a str,
+    pub(crate) transaction: &'a str,
+    pub(crate) backend: &'a str,
+    pub(crate) host: &'a str,
+    /// Where the browser goes next.
+    pub(crate) server: &'a str,
+    pub(crate) user: &'a str,
+}
+
+/// A page that says that an account is connected.
+#[derive(Template)]
+#[template(path = "connected.html")]
+pub(crate) struct Connected<'a> {
+    pub(crate) text: &'a Text,
+    pub(crate) gateway: &'a str,
+    pub(crate) backend: &'a str,
+}
+
+/// The accounts of a user.
+#[derive(Template)]
+#[template(path = "connections.html")]
+pub(crate) struct Accounts<'a> {
+    pub(crate) text: &'a Text,
+    pub(crate) gateway: &'a str,
+    pub(crate) user: &'a str,
+    pub(crate) accounts: Vec<Account<'a>>,
+}
+
+/// What a user has at one backend.
+pub(crate) struct Account<'a> {
+    pub(crate) backend: &'a str,
+    pub(crate) host: &'a str,
+    pub(crate) state: &'a str,
+    /// There is something to be forgotten.
+    pub(crate) is_known: bool,
+    pub(crate) transaction: String,
+}
+
 /// A page that says what went wrong.
 #[derive(Template)]
 #[template(path = "error.html")]

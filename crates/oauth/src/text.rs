@@ -73,6 +73,42 @@ pub(crate) struct Text {
     pub(crate) slow_down: &'static str,
     /// The identity provider said no.
     pub(crate) provider_failed: &'static str,
+    /// Title of the page on which an account is connected.
+    pub(crate) connect: &'static str,
+    /// What that is.
+    pub(crate) connect_hint: &'static str,
+    /// When not to do it.
+    pub(crate) connect_warning: &'static str,
+    /// Of the service.
+    pub(crate) connect_backend: &'static str,
+    /// Button.
+    pub(crate) connect_go: &'static str,
+    /// Button.
+    pub(crate) connect_again: &'static str,
+    /// It is done.
+    pub(crate) connected: &'static str,
+    /// What to do then.
+    pub(crate) connected_return: &'static str,
+    /// State of an account.
+    pub(crate) not_connected: &'static str,
+    /// State of an account.
+    pub(crate) needs_connect: &'static str,
+    /// Title of the page of accounts.
+    pub(crate) connections: &'static str,
+    /// There are none.
+    pub(crate) no_connections: &'static str,
+    /// Button.
+    pub(crate) disconnect: &'static str,
+    /// The link is for another user.
+    pub(crate) other_account: &'static str,
+    /// The link or the form is too old or another's.
+    pub(crate) link_expired: &'static str,
+    /// The user has said no at the other service.
+    pub(crate) connect_denied: &'static str,
+    /// The other service has answered something that is not accepted.
+    pub(crate) connect_failed: &'static str,
+    /// The operator has to do something.
+    pub(crate) connect_impossible: &'static str,
 }
 
 const ENGLISH: Text = Text {
@@ -110,6 +146,24 @@ const ENGLISH: Text = Text {
     unavailable: "The gateway can't do this right now. Try again in a moment.",
     slow_down: "Too many attempts. Wait a minute and try again.",
     provider_failed: "Your identity provider did not let you sign in. Start again in your application.",
+    connect: "Connect an account",
+    connect_hint: "An application that you use through this gateway needs your account at another service.",
+    connect_warning: "Go on only if you have just been asked for this in your own application. Whoever uses this gateway as you can then act with that account.",
+    connect_backend: "Service",
+    connect_go: "Connect",
+    connect_again: "Connect again",
+    connected: "Connected",
+    connected_return: "You can close this page and return to your application.",
+    not_connected: "not connected",
+    needs_connect: "has to be connected again",
+    connections: "Your accounts at other services",
+    no_connections: "No service behind this gateway needs an account of yours.",
+    disconnect: "Disconnect",
+    other_account: "This link belongs to another account. Sign in as the user that it was made for, or ask for a new one in your own application.",
+    link_expired: "This link or page is too old, or was opened in another browser. Ask for a new one in your application, or open your list of accounts.",
+    connect_denied: "The account was not connected, since you did not agree at the other service.",
+    connect_failed: "The account was not connected: the answer of the other service was not accepted. Try again; if that does not help, tell your administrator.",
+    connect_impossible: "Accounts can't be connected at this service right now. Your administrator can see why.",
 };
 
 const GERMAN: Text = Text {
@@ -147,6 +201,24 @@ const GERMAN: Text = Text {
     unavailable: "Das Gateway kann das gerade nicht. Versuchen Sie es gleich noch einmal.",
     slow_down: "Zu viele Versuche. Warten Sie eine Minute und versuchen Sie es noch einmal.",
     provider_failed: "Ihr Anmeldedienst hat Sie nicht angemeldet. Beginnen Sie in Ihrer Anwendung von vorn.",
+    connect: "Konto verbinden",
+    connect_hint: "Eine Anwendung, die Sie über dieses Gateway benutzen, braucht Ihr Konto bei einem anderen Dienst.",
+    connect_warning: "Fahren Sie nur fort, wenn Ihre eigene Anwendung gerade danach gefragt hat. Wer dieses Gateway in Ihrem Namen benutzt, kann dann mit diesem Konto handeln.",
+    connect_backend: "Dienst",
+    connect_go: "Verbinden",
+    connect_again: "Neu verbinden",
+    connected: "Verbunden",
+    connected_return: "Sie können diese Seite schließen und zu Ihrer Anwendung zurückkehren.",
+    not_connected: "nicht verbunden",
+    needs_connect: "muss neu verbunden werden",
+    connections: "Ihre Konten bei anderen Diensten",
+    no_connections: "Kein Dienst hinter diesem Gateway braucht ein Konto von Ihnen.",
+    disconnect: "Trennen",
+    other_account: "Dieser Link gehört zu einem anderen Konto. Melden Sie sich als der Benutzer an, für den er gemacht wurde, oder lassen Sie sich in Ihrer eigenen Anwendung einen neuen geben.",
+    link_expired: "Dieser Link oder diese Seite ist zu alt oder wurde in einem anderen Browser geöffnet. Lassen Sie sich in Ihrer Anwendung einen neuen geben, oder öffnen Sie die Liste Ihrer Konten.",
+    connect_denied: "Das Konto wurde nicht verbunden, weil Sie beim anderen Dienst nicht zugestimmt haben.",
+    connect_failed: "Das Konto wurde nicht verbunden: Die Antwort des anderen Dienstes wurde nicht angenommen. Versuchen Sie es noch einmal; hilft das nicht, wenden Sie sich an die Verwaltung.",
+    connect_impossible: "Bei diesem Dienst können gerade keine Konten verbunden werden. Die Verwaltung kann sehen, warum.",
 };
 
 impl Text {

@@ -11,7 +11,7 @@ use crate::Inner;
 use crate::browser::Browser;
 
 /// A transaction is over after this many seconds.
-const LIFETIME: i64 = 600;
+pub(crate) const LIFETIME: i64 = 600;
 /// A code is good for this many seconds: people carry it by hand over SSH.
 const CODE_LIFETIME: i64 = 300;
 

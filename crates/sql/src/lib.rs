@@ -25,6 +25,7 @@ mod store;
 mod sweep;
 mod tokens;
 mod users;
+mod vault;
 
 pub use database::{Database, SqlOptions};
 pub use error::{MigrationError, UrlError};

@@ -18,6 +18,7 @@ pub mod fault_proxy;
 pub mod fleet;
 pub mod gateway;
 pub mod postgres;
+pub mod provider;
 pub mod redis;
 pub mod secrets;
 

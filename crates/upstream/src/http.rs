@@ -17,6 +17,7 @@ use ::http::HeaderMap;
 use async_trait::async_trait;
 use drawbridge_core::backend::{Scope, TakenUp, Unsolicited};
 use drawbridge_core::call::{Call, Emitter, Event, Events, forward, generate};
+use drawbridge_core::credentials::Credentials;
 use drawbridge_core::{Answers, Backend, BackendName, Client, Conversation, Description, Fault, Tasks};
 use drawbridge_wire::{Id, Message, method};
 use parking_lot::Mutex;
@@ -43,6 +44,21 @@ pub use shared::{BadUrl, Target};
 const LISTEN_AGAIN: Duration = Duration::from_secs(1);
 const LISTEN_AGAIN_AT_LAST: Duration = Duration::from_secs(30);
 
+/// What the gateway proves itself to a backend with.
+#[derive(Clone, Default)]
+pub struct Proof {
+    /// Headers that are always the same.
+    pub headers: HeaderMap,
+    /// Gives those that are not; they win.
+    pub credentials: Option<Arc<dyn Credentials>>,
+}
+
+impl From<HeaderMap> for Proof {
+    fn from(headers: HeaderMap) -> Self {
+        Self { headers, credentials: None }
+    }
+}
+
 /// A backend behind a URL.
 pub struct HttpBackend {
     shared: Arc<Shared>,
@@ -59,10 +75,10 @@ pub struct HttpBackend {
 }
 
 impl HttpBackend {
-    /// A backend at `target`, which gets `headers` with each request.
+    /// A backend at `target`, which gets `proof` with each request.
     pub fn new(
         target: Target,
-        headers: HeaderMap,
+        proof: impl Into<Proof>,
         transport: TransportChoice,
         outbound: Outbound,
         options: Options,
@@ -71,7 +87,9 @@ impl HttpBackend {
         let verdict = era::Verdict::new(&options, transport);
         let described = Described::new(options.era_ttl);
         let sessions = Mutex::default();
-        let shared = Arc::new(Shared { target, headers, outbound, options, tasks, sessions });
+        let Proof { headers, credentials } = proof.into();
+        let shared = Shared { target, headers, credentials, outbound, options, tasks, sessions };
+        let shared = Arc::new(shared);
         let hubs = Arc::new(Hubs::new(stateless::caller(&shared), shared.tasks.clone()));
         let board = Board::new(&shared.options, &shared.tasks);
         let scopes = Scopes::new(&shared.options, board.clone(), shared.tasks.clone());
@@ -83,7 +101,7 @@ impl HttpBackend {
     /// What to speak to the backend for `client`: its own dialect where the backend speaks both, since then nothing
     /// has to be translated.
     async fn era(&self, client: &Client) -> Result<Era, Fault> {
-        Ok(match self.verdict.find(&self.shared, self.transport).await? {
+        Ok(match self.verdict.find(&self.shared, self.transport, &client.principal).await? {
             Era::Both if client.answers == Answers::Live => Era::Legacy,
             Era::Both => Era::Modern,
             era => era,
@@ -99,7 +117,7 @@ impl HttpBackend {
     ) -> Arc<dyn LegacyConversation> {
         match era {
             Era::Sse => {
-                let carrier = Arc::new(sse::SseCarrier(self.shared.clone()));
+                let carrier = Arc::new(sse::SseCarrier(self.shared.clone(), client.principal.clone()));
                 let (options, tasks) = (self.shared.options.clone(), self.shared.tasks.clone());
                 Pipe::new(carrier, Dialect::Legacy, options, client.clone(), tasks, sink)
             }
@@ -412,7 +430,15 @@ impl Conversation for Resolving {
                     && let Err(fault) = resolving.begin_to_listen().await
                 {
                     let name = &resolving.backend.shared.options.name;
-                    tracing::warn!(backend.name = %name, error.code = fault.code(), "not listening: {fault}");
+                    match &fault {
+                        // Whoever knows when there is listens anew then.
+                        Fault::NotConnected { .. } => {
+                            tracing::debug!(backend.name = %name, error.code = fault.code(), "not listening: {fault}");
+                        }
+                        _ => {
+                            tracing::warn!(backend.name = %name, error.code = fault.code(), "not listening: {fault}");
+                        }
+                    }
                     drop(resolving);
                     tokio::time::sleep(pause).await;
                     pause = (pause * 2).min(LISTEN_AGAIN_AT_LAST);

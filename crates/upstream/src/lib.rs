@@ -30,7 +30,7 @@ pub mod stdio;
 mod tasks;
 
 pub use guarded::{GuardOptions, Guarded};
-pub use http::HttpBackend;
+pub use http::{HttpBackend, Proof};
 pub use options::{EraChoice, Options, SessionScope, TransportChoice};
 pub use outbound::{Outbound, OutboundOptions, Proxy};
 pub use stdio::StdioBackend;

@@ -60,6 +60,11 @@ impl ProtocolVersion {
         self >= Self::V2025_06_18
     }
 
+    /// Whether servers may ask its clients to have a URL opened.
+    pub fn has_url_elicitation(self) -> bool {
+        self >= Self::V2025_11_25
+    }
+
     /// What the gateway answers to an `initialize` that names `requested`: the same version if it has an
     /// `initialize`, else the newest that has (MCP 2025-11-25, lifecycle § Version Negotiation).
     pub fn negotiate(requested: &str) -> Self {

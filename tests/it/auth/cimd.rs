@@ -140,6 +140,7 @@ impl Site {
                 claims: claims.clone(),
                 limiter: Arc::new(MemoryLimiter::default()),
                 has_endpoint: Arc::new(|name| name.is_none()),
+                connections: None,
             });
             let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
             servers.push(Client::new(&format!("http://{}", listener.local_addr().unwrap())));

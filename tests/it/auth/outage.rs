@@ -111,7 +111,7 @@ fn outage() -> Duration {
 async fn while_the_database_is_away_known_tokens_work_and_none_that_was_revoked() {
     let mut database = PostgresServer::start().await;
     database.create_database("records");
-    let world = World::several_over(3, &database.url("records"), "log: { level: info }").await;
+    let world = World::several_over(3, &database.url("records"), |setup| setup).await;
     let balancer = Balancer::start(&world.gateways).await;
     let ann = world.user("ann").await;
     let (kept, ended) = (world.log_in(&ann, 0).await, world.log_in(&ann, 1).await);

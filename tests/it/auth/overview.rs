@@ -70,7 +70,8 @@ async fn backends_say_what_they_speak_and_what_to_do_about_those_that_fail() {
 
 #[tokio::test]
 async fn sessions_of_all_instances_are_listed_and_ended_at_any() {
-    let world = World::several_with(3, &format!("admin: {{ bootstrap_token: {FIRST} }}")).await;
+    let world =
+        World::several_with(3, |setup| setup.config(&format!("admin: {{ bootstrap_token: {FIRST} }}"))).await;
     let operator = Operator::at(&world.gateways[1]);
     eventually(PATIENCE, async || items(&operator, "instances").await.len() == 3).await;
     for instance in items(&operator, "instances").await {

@@ -73,23 +73,22 @@ impl World {
 
     /// Several that share PostgreSQL and Redis.
     pub(super) async fn several(count: usize) -> Self {
-        Self::several_with(count, "log: { level: info }").await
+        Self::several_with(count, |setup| setup).await
     }
 
-    /// The same, with more of the configuration.
-    pub(super) async fn several_with(count: usize, more: &str) -> Self {
+    /// The same with more backends or other settings, that `add` adds.
+    pub(super) async fn several_with(count: usize, add: impl FnOnce(Setup) -> Setup) -> Self {
         let database = PostgresDatabase::fresh().await;
-        let world = Self::several_over(count, &database.url(), more).await;
+        let world = Self::several_over(count, &database.url(), add).await;
         Self { database: Some(database), ..world }
     }
 
     /// Several that share this database and a Redis.
-    pub(super) async fn several_over(count: usize, database: &str, more: &str) -> Self {
+    pub(super) async fn several_over(count: usize, database: &str, add: impl FnOnce(Setup) -> Setup) -> Self {
         let (demo, redis) = (DemoBackend::start().await, RedisServer::start().await);
-        let setup = setup(&demo, "embedded", "")
+        let setup = add(setup(&demo, "embedded", ""))
             .config(&format!("redis: {{ url: \"{}\" }}", redis.url()))
-            .config(&format!("database: {{ url: \"{database}\" }}"))
-            .config(more);
+            .config(&format!("database: {{ url: \"{database}\" }}"));
         let mut gateways = Vec::new();
         for _ in 0..count {
             let gateway = setup.clone().start().await;
@@ -98,6 +97,11 @@ impl World {
         }
         let records = SqlRecords::open(database, &SqlOptions::default()).unwrap();
         Self { gateways, records, redis: Some(redis), database: None, _demo: demo }
+    }
+
+    /// Where the records of a gateway with its own database are.
+    pub(super) fn database_url(&self) -> String {
+        format!("sqlite:{}", self.gateways[0].dir().join("data/drawbridge.db").display())
     }
 
     /// A client without a token, of the instance with this number.

@@ -5,6 +5,7 @@
 mod audit;
 mod auth;
 mod backend;
+mod backend_auth;
 mod endpoint;
 mod outbound;
 mod public;
@@ -127,7 +128,7 @@ impl<'a> Checker<'a> {
                 value
             }
             SecretSource::File(file) => match secret::read(&file) {
-                Ok(value) => Some(Secret::new(value)),
+                Ok(value) => Some(Secret::of_file(value, file)),
                 Err(error) => {
                     let message = format!("can't read the secret from {}: {error}", file.display());
                     self.problem(path, message, "check the path and who may read it");
@@ -183,6 +184,7 @@ pub(super) fn file(checker: &mut Checker<'_>, file: raw::File) -> (Config, BTree
             config.backends.insert(name, checked);
         }
     }
+    backend_auth::personal(checker, &config);
     (config, file.endpoints.unwrap_or_default())
 }
 

@@ -12,7 +12,9 @@ use drawbridge_redis::{EventLimits, RedisOptions, ServerUrl};
 use ipnet::IpNet;
 use url::Url;
 
-use super::raw::{AuthMode, Era, LogFormat, OtlpProtocol, RegistrationPolicy, SessionScope, Transport};
+use super::raw::{
+    AuthMode, ClientAuth, Era, LogFormat, OtlpProtocol, RegistrationPolicy, SessionScope, Transport,
+};
 use super::secret::{self, SealKey, Secret};
 
 const KIB: usize = 1 << 10;
@@ -500,6 +502,11 @@ pub struct Backend {
 }
 
 impl Backend {
+    /// Whether each user has an account of their own there.
+    pub fn is_personal(&self) -> bool {
+        matches!(&self.kind, BackendKind::Http(http) if matches!(http.auth, Some(BackendAuth::UserOAuth(_))))
+    }
+
     /// A backend of a kind with the default deadlines.
     pub fn new(kind: BackendKind) -> Self {
         Self {
@@ -535,14 +542,80 @@ pub struct HttpBackend {
     pub transport: Transport,
     /// Headers sent with every request; names in lower case, known to be valid.
     pub headers: BTreeMap<String, Secret>,
+    /// What the gateway proves itself with, besides.
+    pub auth: Option<BackendAuth>,
     /// PEM files to trust for this backend; empty: those of `Outbound`.
     pub ca_bundle: Vec<PathBuf>,
+}
+
+/// What the gateway proves itself to a backend with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum BackendAuth {
+    /// A header; its name is in lower case and known to be valid.
+    Header {
+        /// Its name.
+        name: String,
+        /// Its value.
+        value: Secret,
+    },
+    /// HTTP Basic.
+    Basic {
+        /// The user.
+        user: String,
+        /// The password.
+        password: Secret,
+    },
+    /// An access token of the gateway's own.
+    ClientCredentials(ClientCredentials),
+    /// An access token of each user's own.
+    UserOAuth(UserOAuth),
+}
+
+/// How users connect their accounts.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct UserOAuth {
+    /// The authorization server, if the backend is not to say which it is.
+    pub issuer: Option<String>,
+    /// The gateway's id there, if it is not to register by itself.
+    pub client_id: Option<String>,
+    /// Its secret there.
+    pub client_secret: Option<Secret>,
+    /// What is asked for; empty for what the backend says that it needs.
+    pub scopes: Vec<String>,
+    /// What tokens are for, in place of what the backend says.
+    pub resource: Option<String>,
+}
+
+/// How the gateway gets an access token in its own name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClientCredentials {
+    /// Where tokens are.
+    pub from: TokenSource,
+    /// The gateway's id there.
+    pub client_id: String,
+    /// Its secret.
+    pub client_secret: Secret,
+    /// How it is shown; `None`: as the server's metadata say.
+    pub client_auth: Option<ClientAuth>,
+    /// What is asked for.
+    pub scopes: Vec<String>,
+    /// What the token is for, if that is said.
+    pub resource: Option<String>,
+}
+
+/// Where tokens are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TokenSource {
+    /// At this URL.
+    Endpoint(String),
+    /// Where this server's metadata say.
+    Issuer(String),
 }
 
 impl HttpBackend {
     /// A backend at a URL with default settings.
     pub fn new(url: Url) -> Self {
-        Self { url, transport: Transport::Auto, headers: BTreeMap::new(), ca_bundle: Vec::new() }
+        Self { url, transport: Transport::Auto, headers: BTreeMap::new(), auth: None, ca_bundle: Vec::new() }
     }
 }
 
@@ -555,6 +628,7 @@ impl fmt::Debug for HttpBackend {
             .field("url", &url.as_str())
             .field("transport", &self.transport)
             .field("headers", &self.headers)
+            .field("auth", &self.auth)
             .field("ca_bundle", &self.ca_bundle)
             .finish()
     }

@@ -474,7 +474,7 @@ pub(super) struct ProxyAt {
 #[schemars(extend(
     "oneOf" = [{ "required": ["url"] }, { "required": ["command"] }],
     "dependentRequired" = {
-        "transport": ["url"], "headers": ["url"], "ca_bundle": ["url"],
+        "transport": ["url"], "headers": ["url"], "auth": ["url"], "ca_bundle": ["url"],
         "args": ["command"], "env": ["command"], "cwd": ["command"], "max_processes": ["command"],
         "idle_stop": ["command"], "max_queue": ["command"], "queue_timeout": ["command"],
         "start_timeout": ["command"], "stop_grace": ["command"],
@@ -487,6 +487,8 @@ pub(super) struct Backend {
     pub(super) transport: Option<Transport>,
     /// HTTP: headers sent with every request.
     pub(super) headers: Option<BTreeMap<String, SecretSource>>,
+    /// HTTP: what the gateway proves itself with, besides `headers`.
+    pub(super) auth: Option<BackendAuth>,
     /// HTTP: PEM files to trust for this backend, in place of `outbound.ca_bundle`.
     pub(super) ca_bundle: Option<Paths>,
     /// stdio: the program to start.
@@ -528,6 +530,61 @@ pub(super) struct Backend {
     pub(super) list_timeout: Option<Span>,
     /// Whether answers are kept for as long as the backend says; default true.
     pub(super) cache: Option<bool>,
+}
+
+/// What the gateway proves itself to a backend with.
+#[derive(Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct BackendAuth {
+    /// Whose credential it is, and how it is got.
+    pub(super) kind: BackendAuthKind,
+    /// `header`: the name of the header; default `Authorization`.
+    pub(super) header: Option<String>,
+    /// `header`: its value, in full.
+    pub(super) value: Option<SecretSource>,
+    /// `basic`: the user.
+    pub(super) user: Option<String>,
+    /// `basic`: the password.
+    pub(super) password: Option<SecretSource>,
+    /// OAuth: the authorization server, exactly as in its metadata.
+    pub(super) issuer: Option<String>,
+    /// `client_credentials`: where tokens are, in place of `issuer`.
+    pub(super) token_endpoint: Option<String>,
+    /// OAuth: the gateway's id there.
+    pub(super) client_id: Option<String>,
+    /// OAuth: the gateway's secret there.
+    pub(super) client_secret: Option<SecretSource>,
+    /// `client_credentials`: how the secret is shown; default as the server's metadata say.
+    pub(super) client_auth: Option<ClientAuth>,
+    /// OAuth: what is asked for.
+    pub(super) scopes: Option<Vec<String>>,
+    /// OAuth: what the token is for (RFC 8707); default the backend's `url`. Empty where the server does not know that.
+    pub(super) resource: Option<String>,
+}
+
+/// Whose credential a backend gets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum BackendAuthKind {
+    /// A header with a value of the operator's.
+    Header,
+    /// HTTP Basic with a user and password of the operator's.
+    Basic,
+    /// An access token that the gateway gets in its own name.
+    ClientCredentials,
+    /// An access token of each user's own: they connect their accounts in a browser.
+    #[serde(rename = "user_oauth")]
+    UserOAuth,
+}
+
+/// How a client shows its secret.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum ClientAuth {
+    /// By HTTP Basic.
+    Basic,
+    /// In the form.
+    Post,
 }
 
 /// An argument as it may be written.

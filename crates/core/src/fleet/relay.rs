@@ -107,6 +107,8 @@ pub fn unframe<T: DeserializeOwned>(bytes: &Bytes) -> Option<(T, Bytes)> {
 pub struct ClientFrame {
     #[serde(rename = "p")]
     principal: String,
+    #[serde(rename = "u", default, skip_serializing_if = "Option::is_none")]
+    user: Option<String>,
     #[serde(rename = "v")]
     version: String,
     #[serde(rename = "c")]
@@ -125,6 +127,7 @@ impl From<&Client> for ClientFrame {
     fn from(client: &Client) -> Self {
         Self {
             principal: client.principal.as_str().to_owned(),
+            user: client.principal.user().map(str::to_owned),
             version: client.version.to_string(),
             capabilities: text(&client.capabilities),
             info: client.info.as_deref().map(text),
@@ -136,8 +139,12 @@ impl From<&Client> for ClientFrame {
 impl ClientFrame {
     /// The client; `None` if its version is not known here.
     pub fn read(self) -> Option<Client> {
+        let principal = Principal::named(&self.principal);
         Some(Client {
-            principal: Principal::named(&self.principal),
+            principal: match &self.user {
+                Some(user) => principal.of_user(user),
+                None => principal,
+            },
             version: ProtocolVersion::parse(&self.version)?,
             capabilities: self.capabilities.into(),
             info: self.info.map(Into::into),

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use drawbridge_core::call::{Event, Reply, Shape};
 use drawbridge_core::{Client, Fault};
 use drawbridge_wire::message::Field;
-use drawbridge_wire::{Edit, Id, Kind, Message, Payload, ProtocolVersion, RpcError, code, json, method};
+use drawbridge_wire::{Edit, Id, Kind, Message, Payload, RpcError, code, json, method};
 use smallvec::SmallVec;
 
 use super::downgrade;
@@ -121,8 +121,7 @@ fn error(client: &Client, id: &Id, method: &str, reply: &Reply) -> Payload {
 
 /// Whether a client knows what to do about the error that asks for URLs to be opened.
 fn knows_urls(client: &Client) -> bool {
-    client.version >= ProtocolVersion::V2025_11_25
-        && json::at(&client.capabilities, &["elicitation", "url"]).is_some()
+    client.version.has_url_elicitation() && json::at(&client.capabilities, &["elicitation", "url"]).is_some()
 }
 
 /// An error that the client has no code for: of a tool it is for the model to read, else for the program.

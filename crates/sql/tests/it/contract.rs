@@ -8,6 +8,7 @@ mod refresh;
 mod sweep;
 mod tokens;
 mod users;
+mod vault;
 
 /// A test for each contract over each database.
 macro_rules! contracts {
@@ -83,4 +84,11 @@ contracts! {
     sweep:
         what_matters_to_nobody_is_forgotten,
         more_than_a_batch_is_forgotten;
+    vault:
+        a_server_is_pinned_once_and_replaced_by_who_knows_it,
+        many_who_register_get_one_client,
+        a_connection_comes_back_as_it_was_kept_and_counts_on,
+        a_connection_is_changed_by_who_knows_its_version,
+        a_turn_is_one_instances_for_a_while,
+        what_other_keys_have_sealed_is_found;
 }

@@ -7,16 +7,18 @@ use tempfile::TempDir;
 
 use crate::fixture::{at, claims};
 
+const ALL: [&str; 3] = ["0001_records", "0002_audit", "0003_connections"];
+
 fn open(url: &str) -> SqlRecords {
     SqlRecords::open(url, &SqlOptions::default()).unwrap()
 }
 
 async fn once(url: &str) {
     let records = open(url);
-    assert_eq!(records.pending().await.unwrap(), ["0001_records", "0002_audit"]);
+    assert_eq!(records.pending().await.unwrap(), ALL);
     let early = records.enter_user("u1", &claims("one"), at(0)).await.unwrap_err();
     assert!(matches!(early, RecordsError::Refused(_)), "{early}");
-    assert_eq!(records.migrate().await.unwrap(), ["0001_records", "0002_audit"]);
+    assert_eq!(records.migrate().await.unwrap(), ALL);
     assert_eq!(records.pending().await.unwrap(), Vec::<String>::new());
     assert_eq!(records.migrate().await.unwrap(), Vec::<String>::new());
     records.enter_user("u1", &claims("one"), at(0)).await.unwrap();

@@ -75,8 +75,13 @@ impl Verdict {
         })
     }
 
-    /// The era, by asking if it is not known. A backend that can't be reached leaves no finding.
-    pub(super) async fn find(&self, shared: &Shared, transport: TransportChoice) -> Result<Era, Fault> {
+    /// The era, by asking on behalf of `whom` if it is not known. A backend that can't be reached leaves no finding.
+    pub(super) async fn find(
+        &self,
+        shared: &Shared,
+        transport: TransportChoice,
+        whom: &Principal,
+    ) -> Result<Era, Fault> {
         if let Some(era) = self.fresh() {
             return Ok(era);
         }
@@ -84,7 +89,7 @@ impl Verdict {
         if let Some(era) = self.fresh() {
             return Ok(era);
         }
-        let era = match ask(shared, transport).await? {
+        let era = match ask(shared, transport, whom).await? {
             Era::Both if self.refuses_sessions.load(Ordering::Relaxed) => Era::Modern,
             era => era,
         };
@@ -138,13 +143,13 @@ pub(super) fn headers(request: &drawbridge_wire::Message) -> Vec<(HeaderName, He
         .collect()
 }
 
-async fn ask(shared: &Shared, transport: TransportChoice) -> Result<Era, Fault> {
+async fn ask(shared: &Shared, transport: TransportChoice, whom: &Principal) -> Result<Era, Fault> {
     if shared.options.era == EraChoice::Legacy {
-        return Ok(if speaks_sse(shared).await { Era::Sse } else { Era::Legacy });
+        return Ok(if speaks_sse(shared, whom).await { Era::Sse } else { Era::Legacy });
     }
     let request = modern::discover(&Id::from_number(1), &prober());
     let asked = async {
-        let response = shared.post(&headers(&request), request.bytes().clone()).await?;
+        let response = shared.post(whom, &headers(&request), request.bytes().clone()).await?;
         match answer::read(response, &shared.options).await? {
             Answer::Stream(mut stream) => {
                 while let Some(message) = stream.next_message(&shared.options).await? {
@@ -170,13 +175,15 @@ async fn ask(shared: &Shared, transport: TransportChoice) -> Result<Era, Fault> 
             Err(shared.options.unreachable(format!("HTTP {status}")))
         }
         Ok(Answer::Other(StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED))
-            if transport == TransportChoice::Auto && speaks_sse(shared).await =>
+            if transport == TransportChoice::Auto && speaks_sse(shared, whom).await =>
         {
             Ok(Era::Sse)
         }
         Ok(_) => Ok(Era::Legacy),
         // Something answered that is no MCP server, as a page at the URL of an SSE server may.
-        Err(Fault::BadAnswer { .. }) if transport == TransportChoice::Auto && speaks_sse(shared).await => {
+        Err(Fault::BadAnswer { .. })
+            if transport == TransportChoice::Auto && speaks_sse(shared, whom).await =>
+        {
             Ok(Era::Sse)
         }
         Err(fault) => Err(fault),
@@ -184,9 +191,9 @@ async fn ask(shared: &Shared, transport: TransportChoice) -> Result<Era, Fault> 
 }
 
 /// Whether a GET is answered as the two-endpoint transport does: with an event that names the other endpoint.
-async fn speaks_sse(shared: &Shared) -> bool {
+async fn speaks_sse(shared: &Shared, whom: &Principal) -> bool {
     let first = async {
-        let response = shared.get(&[], STREAM_PROBE_TIME).await.ok()?;
+        let response = shared.get(whom, &[], STREAM_PROBE_TIME).await.ok()?;
         let mut stream = EventStream::of(response, &shared.options)?;
         stream.next(&shared.options).await.ok()?
     };

@@ -264,7 +264,7 @@ impl HttpSession {
     /// Sets what the client had set in the session that this one follows.
     async fn set_again(&self, opened: &Opened) {
         for message in self.restore.messages(|| self.next_id()) {
-            let sent = self.shared.post(&opened.headers(), message).await;
+            let sent = self.shared.post(&self.client.principal, &opened.headers(), message).await;
             if let Ok(response) = sent {
                 let _ = answer::read(response, &self.shared.options).await;
             }
@@ -274,7 +274,7 @@ impl HttpSession {
     async fn shake_hands(&self) -> Result<Opened, Fault> {
         let options = &self.shared.options;
         let request = legacy::initialize(&self.next_id(), &self.client);
-        let response = self.shared.post(&[], request.bytes().clone()).await?;
+        let response = self.shared.post(&self.client.principal, &[], request.bytes().clone()).await?;
         let id = response.headers().get(SESSION_ID).cloned();
         let message = match answer::read(response, options).await? {
             Answer::Message(_, message) => message,
@@ -295,7 +295,8 @@ impl HttpSession {
         };
         let handshake = legacy::handshake(&message, &self.client, options)?;
         let opened = Opened::new(id, handshake, &self.closed, false);
-        let told = self.shared.post(&opened.headers(), legacy::initialized().bytes().clone()).await?;
+        let initialized = legacy::initialized().bytes().clone();
+        let told = self.shared.post(&self.client.principal, &opened.headers(), initialized).await?;
         answer::read(told, options).await?;
         Ok(opened)
     }
@@ -399,12 +400,12 @@ impl HttpSession {
     async fn send_call(&self, opened: &Opened, call: &Call, text: Bytes) -> Result<Answer, Fault> {
         let mut headers = opened.headers();
         headers.extend(trace_headers(call));
-        let response = self.shared.post(&headers, text).await?;
+        let response = self.shared.post(&self.client.principal, &headers, text).await?;
         answer::read(response, &self.shared.options).await
     }
 
     async fn send(&self, opened: &Opened, text: Bytes) -> Result<Answer, Fault> {
-        let response = self.shared.post(&opened.headers(), text).await?;
+        let response = self.shared.post(&self.client.principal, &opened.headers(), text).await?;
         answer::read(response, &self.shared.options).await
     }
 
@@ -459,12 +460,13 @@ impl HttpSession {
             tokio::time::sleep(delay).await;
             let mut headers = opened.headers();
             headers.push((LAST_EVENT_ID, HeaderValue::from_maybe_shared(last).map_err(|_| lost())?));
-            let response = match self.shared.get(&headers, options.first_byte_timeout).await {
-                Ok(response) => response,
-                // The backend may be on its way back.
-                Err(Fault::Unreachable { .. }) => continue,
-                Err(fault) => return Err(fault),
-            };
+            let response =
+                match self.shared.get(&self.client.principal, &headers, options.first_byte_timeout).await {
+                    Ok(response) => response,
+                    // The backend may be on its way back.
+                    Err(Fault::Unreachable { .. }) => continue,
+                    Err(fault) => return Err(fault),
+                };
             stream = EventStream::of(response, options).ok_or_else(lost)?.going_on_from(stream);
         }
     }
@@ -517,7 +519,8 @@ impl HttpSession {
     /// Opens the stream of unasked messages and reads it in the background. Waits for its head, so that a
     /// backend which asks on it finds it there.
     async fn start_stream(self: &Arc<Self>, opened: &Arc<Opened>, held: Option<Arc<Held>>) {
-        let stream = match self.shared.get(&opened.headers(), STREAM_HEAD_TIME).await {
+        let stream = match self.shared.get(&self.client.principal, &opened.headers(), STREAM_HEAD_TIME).await
+        {
             // It may be on its way back.
             Err(_) => None,
             Ok(response) if response.status().is_server_error() => None,
@@ -632,7 +635,7 @@ impl HttpSession {
             let mut headers = opened.headers();
             let last = resumable.as_ref().and_then(|(id, _)| HeaderValue::from_maybe_shared(id.clone()).ok());
             headers.extend(last.map(|last| (LAST_EVENT_ID, last)));
-            match self.shared.get(&headers, options.first_byte_timeout).await {
+            match self.shared.get(&self.client.principal, &headers, options.first_byte_timeout).await {
                 Ok(response) if response.status() == StatusCode::NOT_FOUND => {
                     self.lost(opened);
                     return None;

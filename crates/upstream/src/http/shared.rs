@@ -1,15 +1,16 @@
 //! What all conversations with one HTTP backend share: where it is and how to send to it.
 
 use std::collections::HashMap;
-use std::sync::Weak;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use drawbridge_core::call::Call;
+use drawbridge_core::credentials::{Credential, Credentials, Refusal};
 use drawbridge_core::event_log::SessionKey;
 use drawbridge_core::fault::Deadline;
-use drawbridge_core::{Fault, Tasks};
-use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, Uri, header};
+use drawbridge_core::{Fault, Principal, Tasks};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, Uri, header};
 use http_body_util::Full;
 use hyper::body::Incoming;
 use parking_lot::Mutex;
@@ -71,6 +72,8 @@ pub(crate) struct Shared {
     pub(crate) target: Target,
     /// Sent with each request, as configured.
     pub(crate) headers: HeaderMap,
+    /// Where there are credentials that are not always the same.
+    pub(crate) credentials: Option<Arc<dyn Credentials>>,
     pub(crate) outbound: Outbound,
     pub(crate) options: Options,
     pub(crate) tasks: Tasks,
@@ -120,18 +123,20 @@ impl Shared {
         request
     }
 
-    /// Sends a message to the backend's own URL.
+    /// Sends a message to the backend's own URL, on behalf of `whom`.
     pub(crate) async fn post(
         &self,
+        whom: &Principal,
         extra: &[(HeaderName, HeaderValue)],
         body: Bytes,
     ) -> Result<Response<Incoming>, Fault> {
-        self.post_to(&self.target.uri, extra, body).await
+        self.post_to(whom, &self.target.uri, extra, body).await
     }
 
     /// Sends a message; resolves with the head of the answer.
     pub(crate) async fn post_to(
         &self,
+        whom: &Principal,
         uri: &Uri,
         extra: &[(HeaderName, HeaderValue)],
         body: Bytes,
@@ -139,27 +144,61 @@ impl Shared {
         let mut request = self.request(Method::POST, uri, extra, body);
         request.headers_mut().insert(header::ACCEPT, BOTH);
         request.headers_mut().insert(header::CONTENT_TYPE, JSON);
-        self.send(request, self.options.first_byte_timeout).await
+        self.send_for(whom, request, self.options.first_byte_timeout).await
     }
 
     /// Opens a stream of events.
     pub(crate) async fn get(
         &self,
+        whom: &Principal,
         extra: &[(HeaderName, HeaderValue)],
         limit: Duration,
     ) -> Result<Response<Incoming>, Fault> {
         let mut request = self.request(Method::GET, &self.target.uri, extra, Bytes::new());
         request.headers_mut().insert(header::ACCEPT, STREAM);
-        self.send(request, limit).await
+        self.send_for(whom, request, limit).await
     }
 
     /// Ends a session.
     pub(crate) async fn delete(
         &self,
+        whom: &Principal,
         extra: &[(HeaderName, HeaderValue)],
     ) -> Result<Response<Incoming>, Fault> {
         let request = self.request(Method::DELETE, &self.target.uri, extra, Bytes::new());
-        self.send(request, COURTESY).await
+        self.send_for(whom, request, COURTESY).await
+    }
+
+    /// Sends a request with the credential that there is for `whom`; with another one once more if it is refused, which
+    /// means that nothing was done.
+    async fn send_for(
+        &self,
+        whom: &Principal,
+        request: Request<Full<Bytes>>,
+        limit: Duration,
+    ) -> Result<Response<Incoming>, Fault> {
+        match &self.credentials {
+            None => self.send(request, limit).await,
+            Some(credentials) => Box::pin(self.send_with(&**credentials, whom, request, limit)).await,
+        }
+    }
+
+    async fn send_with(
+        &self,
+        credentials: &dyn Credentials,
+        whom: &Principal,
+        request: Request<Full<Bytes>>,
+        limit: Duration,
+    ) -> Result<Response<Incoming>, Fault> {
+        let first = credentials.find(whom).await?;
+        let response = self.send(proven(request.clone(), &first), limit).await?;
+        let Some(refusal) = refusal(&response) else { return Ok(response) };
+        let Some(next) = credentials.refused(whom, &first, &refusal).await? else { return Ok(response) };
+        let response = self.send(proven(request, &next), limit).await?;
+        if let Some(refusal) = self::refusal(&response) {
+            credentials.refused(whom, &next, &refusal).await?;
+        }
+        Ok(response)
     }
 
     async fn send(
@@ -183,4 +222,24 @@ impl Shared {
             Err(_) => Err(self.options.late(Deadline::FirstByte)),
         }
     }
+}
+
+/// A request with a credential.
+fn proven(mut request: Request<Full<Bytes>>, credential: &Credential) -> Request<Full<Bytes>> {
+    for (name, value) in credential.headers() {
+        // One that is none is not sent, and the backend says what it misses.
+        if let (Ok(name), Ok(mut value)) = (name.parse::<HeaderName>(), HeaderValue::from_str(value)) {
+            value.set_sensitive(true);
+            request.headers_mut().insert(name, value);
+        }
+    }
+    request
+}
+
+/// How a response says that the credential is not good, if it does.
+fn refusal(response: &Response<Incoming>) -> Option<Refusal> {
+    let status = response.status();
+    let challenge = response.headers().get(header::WWW_AUTHENTICATE).and_then(|value| value.to_str().ok());
+    matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN)
+        .then(|| Refusal { status: status.as_u16(), challenge: challenge.map(str::to_owned) })
 }

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use drawbridge_core::Fault;
 use drawbridge_core::fault::Deadline;
+use drawbridge_core::{Fault, Principal};
 use http::Uri;
 
 use super::shared::Shared;
@@ -15,14 +15,14 @@ use crate::answer::{self, Answer, EventStream};
 use crate::pipe::{Carrier, Channel, Dialect, Received, Receiver, Sender};
 
 /// Opens connections to one backend.
-pub(super) struct SseCarrier(pub(super) Arc<Shared>);
+pub(super) struct SseCarrier(pub(super) Arc<Shared>, pub(super) Principal);
 
 #[async_trait]
 impl Carrier for SseCarrier {
     async fn connect(&self, _: Dialect) -> Result<Channel, Fault> {
         let shared = &self.0;
         let options = &shared.options;
-        let head = shared.get(&[], options.connect_timeout.saturating_mul(2)).await?;
+        let head = shared.get(&self.1, &[], options.connect_timeout.saturating_mul(2)).await?;
         let status = head.status();
         let mut stream = EventStream::of(head, options)
             .ok_or_else(|| options.bad_answer(format!("HTTP {status} and no stream of events")))?
@@ -41,7 +41,7 @@ impl Carrier for SseCarrier {
             .map_err(|_| options.late(Deadline::Connect))??;
         let endpoint = resolve(&shared.target.url, &named)
             .ok_or_else(|| options.bad_answer("it names an endpoint of another origin"))?;
-        let sender = Arc::new(Posting { shared: shared.clone(), endpoint });
+        let sender = Arc::new(Posting { shared: shared.clone(), whom: self.1.clone(), endpoint });
         Ok(Channel { sender, receiver: Box::new(Reading { shared: shared.clone(), stream }) })
     }
 
@@ -58,6 +58,7 @@ fn resolve(stream: &url::Url, named: &[u8]) -> Option<Uri> {
 
 struct Posting {
     shared: Arc<Shared>,
+    whom: Principal,
     endpoint: Uri,
 }
 
@@ -65,7 +66,7 @@ struct Posting {
 impl Sender for Posting {
     async fn send(&self, message: Bytes) -> Result<(), Fault> {
         let options = &self.shared.options;
-        let response = self.shared.post_to(&self.endpoint, &[], message).await?;
+        let response = self.shared.post_to(&self.whom, &self.endpoint, &[], message).await?;
         let status = response.status();
         if status.is_success() {
             // Servers answer 202 or 200 with any text; what matters comes on the stream.

@@ -44,7 +44,7 @@ fn next_id() -> Id {
 /// Asks the backend what it is; `None` if it does not speak this dialect.
 pub(super) async fn discover(shared: &Shared, client: &Client) -> Result<Option<Description>, Fault> {
     let request = modern::discover(&next_id(), client);
-    let response = shared.post(&era::headers(&request), request.bytes().clone()).await?;
+    let response = shared.post(&client.principal, &era::headers(&request), request.bytes().clone()).await?;
     let message = match answer::read(response, &shared.options).await? {
         Answer::Message(_, message) => message,
         Answer::Stream(mut stream) => loop {
@@ -120,7 +120,7 @@ async fn exchange(
     }));
     headers.extend(trace_headers(call));
     let text = modern::outgoing(&call.request, &id, &call.client, None);
-    let response = shared.post(&headers, text).await?;
+    let response = shared.post(&call.client.principal, &headers, text).await?;
     match answer::read(response, &shared.options).await? {
         Answer::Message(status, message) if is_foreign(status, &message) => Err(Stop::NotModern),
         Answer::Message(_, message) => terminal(shared, message, &id),

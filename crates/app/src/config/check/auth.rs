@@ -269,7 +269,7 @@ fn external(checker: &mut Checker<'_>, written: Vec<raw::External>) -> Vec<Exter
 }
 
 /// Whether a server is on this machine, so that nobody listens in between.
-fn is_near(url: &Url) -> bool {
+pub(super) fn is_near(url: &Url) -> bool {
     url.host_str().is_some_and(|host| {
         host == "localhost"
             || host.trim_matches(['[', ']']).parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback())

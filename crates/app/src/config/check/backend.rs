@@ -9,27 +9,56 @@ use hyper::header::{HeaderName, HeaderValue};
 use url::Url;
 
 use crate::config::check::Checker;
+use crate::config::check::backend_auth::backend_auth;
 use crate::config::check::outbound::bundles;
 use crate::config::model::{Backend, BackendKind, HttpBackend, StdioBackend};
 use crate::config::raw;
 use crate::config::secret::Secret;
 use crate::config::value::{SecretSource, Span};
 
-/// Headers that the gateway itself writes, so that a configured value would break a request.
-const OWN_HEADERS: [&str; 12] = [
+/// Headers that the gateway itself writes, or that are about a connection, so that a configured value would break a
+/// request.
+const OWN_HEADERS: [&str; 11] = [
     "accept",
     "connection",
-    "content-length",
-    "content-type",
+    "expect",
+    "host",
     "keep-alive",
     "last-event-id",
-    "mcp-protocol-version",
-    "mcp-session-id",
     "te",
     "trailer",
     "transfer-encoding",
+    "traceparent",
     "upgrade",
 ];
+const OWN_PREFIXES: [&str; 3] = ["content-", "mcp-", "proxy-"];
+
+/// Whether the gateway itself writes a header; its name is in lower case.
+fn is_own(name: &str) -> bool {
+    OWN_HEADERS.contains(&name) || OWN_PREFIXES.iter().any(|prefix| name.starts_with(prefix))
+}
+
+/// Checks the name of a header that is to be sent.
+pub(super) fn header_name(checker: &mut Checker<'_>, path: &str, name: &str) -> Option<String> {
+    let Ok(checked) = name.parse::<HeaderName>() else {
+        checker.problem(path, "not the name of a header", "use letters, digits and `-`");
+        return None;
+    };
+    if is_own(checked.as_str()) {
+        checker.problem(path, "the gateway writes this header itself", "remove the key");
+    }
+    Some(checked.as_str().to_owned())
+}
+
+/// Checks the value of a header that is to be sent.
+pub(super) fn header_value(checker: &mut Checker<'_>, path: &str, source: SecretSource) -> Option<Secret> {
+    let value = checker.secret(path, source)?;
+    if HeaderValue::from_str(value.expose()).is_err() {
+        let hint = "remove line breaks and control characters";
+        checker.problem(path, "the value can't be sent in a header", hint);
+    }
+    Some(value)
+}
 
 /// Checks the backend at `path`; `None` if it has no usable way to be reached.
 pub(in crate::config) fn backend(
@@ -87,11 +116,14 @@ fn common(checker: &mut Checker<'_>, path: &str, raw: &raw::Backend, kind: Backe
 
 fn http(checker: &mut Checker<'_>, path: &str, url: &str, raw: &mut raw::Backend) -> Option<HttpBackend> {
     let headers = headers(checker, path, raw.headers.take().unwrap_or_default());
-    let url = backend_url(checker, path, url)?;
-    let default = HttpBackend::new(url);
+    let url = backend_url(checker, path, url);
+    let auth = raw.auth.take();
+    let auth = auth.and_then(|auth| backend_auth(checker, path, auth, url.as_ref(), &headers));
+    let default = HttpBackend::new(url?);
     Some(HttpBackend {
         transport: raw.transport.unwrap_or(default.transport),
         headers,
+        auth,
         ca_bundle: bundles(checker, &format!("{path}.ca_bundle"), raw.ca_bundle.take()),
         ..default
     })
@@ -126,24 +158,9 @@ fn headers(
     let mut headers = BTreeMap::new();
     for (name, source) in written {
         let path = format!("{path}.headers.{name}");
-        let Ok(checked) = name.parse::<HeaderName>() else {
-            checker.problem(&path, "not the name of a header", "use letters, digits and `-`");
-            continue;
-        };
-        if OWN_HEADERS.contains(&checked.as_str()) {
-            checker.problem(&path, "the gateway writes this header itself", "remove the key");
-        }
-        let Some(value) = checker.secret(&path, source) else {
-            continue;
-        };
-        if HeaderValue::from_str(value.expose()).is_err() {
-            checker.problem(
-                &path,
-                "the value can't be sent in a header",
-                "remove line breaks and control characters",
-            );
-        }
-        if headers.insert(checked.as_str().to_owned(), value).is_some() {
+        let Some(checked) = header_name(checker, &path, &name) else { continue };
+        let Some(value) = header_value(checker, &path, source) else { continue };
+        if headers.insert(checked, value).is_some() {
             checker.problem(
                 &path,
                 "this header is given twice",
@@ -249,6 +266,7 @@ fn http_keys(raw: &raw::Backend) -> Vec<&'static str> {
     written(&[
         ("transport", raw.transport.is_some()),
         ("headers", raw.headers.is_some()),
+        ("auth", raw.auth.is_some()),
         ("ca_bundle", raw.ca_bundle.is_some()),
     ])
 }

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use super::{load_text, load_with};
 use crate::config::{
-    AuthMode, BackendKind, Config, Era, HttpBackend, LogFormat, OtlpProtocol, Overrides, Password, Proxy,
-    Redis, Secret, StdioBackend, Transport,
+    AuthMode, BackendAuth, BackendKind, ClientAuth, Config, Era, HttpBackend, LogFormat, OtlpProtocol,
+    Overrides, Password, Proxy, Redis, Secret, StdioBackend, TokenSource, Transport, UserOAuth,
 };
 
 /// A file as a team would have it.
@@ -30,6 +30,18 @@ endpoints:
 const TEAM_ENV: &[(&str, &str)] =
     &[("SEAL_K1", "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA="), ("TICKETS", "Bearer hunter2")];
 
+/// Each kind of credential.
+const CREDENTIALS: &str = r#"
+auth: { mode: embedded }
+backends:
+  header: { url: http://a/mcp, auth: { kind: header, header: X-Key, value: { env: SECRET } } }
+  basic:  { url: http://a/mcp, auth: { kind: basic, user: ann, password: { env: SECRET } } }
+  own:    { url: http://a/mcp/, auth: { kind: client_credentials, issuer: https://as.example, client_id: g, client_secret: { env: SECRET }, scopes: [a, b] } }
+  post:   { url: http://a/mcp, auth: { kind: client_credentials, token_endpoint: "http://localhost:1/t", client_id: g, client_secret: { env: SECRET }, client_auth: post, resource: "" } }
+  users:  { url: http://a/mcp, auth: { kind: user_oauth } }
+  known:  { url: http://a/mcp, auth: { kind: user_oauth, issuer: https://as.example, client_id: g, client_secret: { env: SECRET }, scopes: [a], resource: "https://a/r" } }
+"#;
+
 /// Good files with the environment they need: name, text, variables.
 #[expect(clippy::type_complexity, reason = "a table")]
 pub(super) const GOOD: &[(&str, &str, &[(&str, &str)])] = &[
@@ -48,6 +60,7 @@ pub(super) const GOOD: &[(&str, &str, &[(&str, &str)])] = &[
         "backends:\n  a: &a { url: http://a/mcp }\n  b: *a\n  c:\n    <<: *a\n    timeout: 3s\n",
         &[],
     ),
+    ("credentials of backends", CREDENTIALS, &[("SECRET", "hunter2")]),
     ("ipv6", "public: { listen: \"[::1]:0\" }\n", &[]),
     ("proxy", "outbound:\n  proxy: { url: \"http://me:pw@proxy:3128\", no_proxy: [a.internal] }\n", &[]),
 ];
@@ -299,4 +312,23 @@ fn a_collector_of_traces_is_named_in_the_file_or_in_the_environment() {
         ("hunter2", 1.0, "drawbridge")
     );
     assert!(!format!("{otlp:?}").contains("hunter2"));
+}
+
+#[test]
+fn credentials_of_backends_are_what_was_written_and_never_shown() {
+    let config = good(CREDENTIALS, &[("SECRET", "hunter2")]);
+    assert!(!format!("{config:?}").contains("hunter2"));
+    let secret = Secret::new("hunter2");
+    let of = |name: &str| http(&config, name).auth.unwrap();
+    let header = BackendAuth::Header { name: "x-key".to_owned(), value: secret.clone() };
+    assert_eq!(of("header"), header);
+    let BackendAuth::ClientCredentials(own) = of("own") else { panic!() };
+    assert_eq!(own.resource.as_deref(), Some("http://a/mcp"));
+    assert_eq!((own.from, own.client_auth), (TokenSource::Issuer("https://as.example".to_owned()), None));
+    let BackendAuth::ClientCredentials(post) = of("post") else { panic!() };
+    assert_eq!((post.resource, post.client_auth), (None, Some(ClientAuth::Post)));
+    assert_eq!(of("users"), BackendAuth::UserOAuth(UserOAuth::default()));
+    assert!(config.backends["users"].is_personal() && !config.backends["own"].is_personal());
+    let BackendAuth::UserOAuth(known) = of("known") else { panic!() };
+    assert_eq!((known.client_secret, known.resource.as_deref()), (Some(secret), Some("https://a/r")));
 }

@@ -217,7 +217,7 @@ impl HttpSession {
         if opened.id.is_none() {
             return;
         }
-        if let Ok(response) = self.shared.delete(&opened.headers()).await {
+        if let Ok(response) = self.shared.delete(&self.client.principal, &opened.headers()).await {
             let _ = tokio::time::timeout(COURTESY, answer::read(response, &self.shared.options)).await;
         }
     }

@@ -113,7 +113,7 @@ impl HttpSession {
         let mut headers = opened.headers();
         let last = Bytes::from(stand.last);
         headers.push((LAST_EVENT_ID, HeaderValue::from_maybe_shared(last.clone()).map_err(|_| lost())?));
-        let response = self.shared.get(&headers, options.first_byte_timeout).await?;
+        let response = self.shared.get(&self.client.principal, &headers, options.first_byte_timeout).await?;
         let said = self.say_where_it_stands(call, &id);
         let stream = EventStream::of(response, options).ok_or_else(lost)?.after(Some((last, SAY_EVERY)));
         let follow = async {

@@ -317,6 +317,42 @@ broken_files! {
           hint: `${NAME}` in quotes is not replaced: leave the quotes out
     "#;
 
+    credentials_of_another_kind = "backends:\n  t:\n    url: http://a/mcp\n    headers: { Authorization: x, Host: y, Mcp-Thing: z }\n    auth: { kind: header, value: Bearer x, client_id: y }\n"
+    says r#"
+        drawbridge.yaml:4:34: backends.t.headers.Host: the gateway writes this header itself
+          hint: remove the key
+        drawbridge.yaml:4:43: backends.t.headers.Mcp-Thing: the gateway writes this header itself
+          hint: remove the key
+        drawbridge.yaml:5:5: backends.t.auth: `headers` has the header authorization too
+          hint: keep one of the two
+        drawbridge.yaml:5:44: backends.t.auth.client_id: this key goes with another kind
+          hint: remove the key
+    "#;
+
+    credentials_that_lack_something = "backends:\n  a:\n    url: http://a/mcp\n    auth: { kind: basic, user: \"a:b\" }\n  b:\n    url: http://a/mcp\n    auth: { kind: client_credentials, client_id: x }\n  c:\n    url: http://a/mcp\n    auth: { kind: client_credentials, token_endpoint: http://a/t, client_id: x, client_secret: y, scopes: [a b] }\n"
+    says r#"
+        drawbridge.yaml:4:5: backends.a.auth: this kind needs `password`
+          hint: add `password`
+        drawbridge.yaml:4:26: backends.a.auth.user: not a user
+          hint: a user of HTTP Basic has no colon and no control characters
+        drawbridge.yaml:7:5: backends.b.auth: this kind needs `issuer` or `token_endpoint`
+          hint: add `issuer: https://login.example.com`
+        drawbridge.yaml:10:39: backends.c.auth.token_endpoint: not an https URL
+          hint: secrets are sent there: write an https URL, such as `https://login.example.com`
+        drawbridge.yaml:10:108: backends.c.auth.scopes[0]: not a scope: `a b`
+          hint: write each one by itself
+    "#;
+
+    accounts_of_users_where_nobody_logs_in = "backends:\n  t:\n    url: http://a/mcp\n    session_scope: shared\n    auth: { kind: user_oauth, client_secret: x }\n"
+    says r#"
+        drawbridge.yaml:4:5: backends.t.session_scope: users with accounts of their own can't share a session
+          hint: remove the key, or use `principal`
+        drawbridge.yaml:5:13: backends.t.auth.kind: users have accounts only where the gateway logs them in
+          hint: users log in in a browser: set `auth: { mode: embedded }`
+        drawbridge.yaml:5:31: backends.t.auth.client_secret: a secret without an id
+          hint: add `client_id`
+    "#;
+
     several_at_once = "redis: { url: \"redis://a\" }\nauth: { mode: tokens }\nbackends:\n  b: { url: x }\nendpoints:\n  e: { backends: [c] }\n"
     says r#"
         drawbridge.yaml:1:1: database: instances that share Redis need a database that they share, for tokens and logins

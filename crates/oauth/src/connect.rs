@@ -1,0 +1,374 @@
+//! Users connect their accounts at other servers: `/connect/{backend}`, `/connect/callback/{backend}`, `/connections`.
+//!
+//! ```text
+//! a link that a host shows ─▶ GET /connect/gh?e=… ─▶ (login) ─▶ is it this user's? ─▶ "Go on?"
+//! POST /connect/gh ─▶ the other server, with a state that is sealed and this browser's alone
+//! GET /connect/callback/gh ─▶ same browser, same user, once ─▶ kept; "return to your application"
+//! ```
+//!
+//! A link has no power: whoever opens another's is turned away, so that nobody connects an account to somebody else's
+//! user.
+
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::extract::{Path, State};
+use chrono::Utc;
+use drawbridge_auth::records::User;
+use drawbridge_auth::token;
+use drawbridge_auth::vault::ConnectionStatus;
+use drawbridge_core::seal::Purpose;
+use drawbridge_credentials::connections::{Attempt, CameBack, Connections, NotConnected, Shown};
+use http::{HeaderMap, Request, Response, StatusCode};
+use serde::{Deserialize, Serialize};
+
+use crate::Inner;
+use crate::browser::{Browser, Login};
+use crate::clients::Shared;
+use crate::errand::{Errand, Visit};
+use crate::form::Form;
+use crate::limits::Limited;
+use crate::login::hex;
+use crate::pages::{self, Account, Accounts, Connect, Connected};
+use crate::text::{Text, printable};
+
+/// What was begun is over after this many seconds.
+const LIFETIME: i64 = 600;
+/// An answer is remembered for so long, which is longer than it is good.
+const ONCE: Duration = Duration::from_secs(900);
+/// A link is no longer than this many bytes.
+const MAX_LINK: usize = 2048;
+
+/// What the gateway gives a browser, sealed.
+#[derive(Serialize, Deserialize)]
+enum Sealed {
+    /// In the forms of the pages: this browser's, of this user.
+    #[serde(rename = "f")]
+    Form(Whose),
+    /// In the `state` of the other server.
+    #[serde(rename = "s")]
+    State { whose: Whose, attempt: Attempt },
+}
+
+#[derive(Serialize, Deserialize)]
+struct Whose {
+    #[serde(rename = "u")]
+    user: String,
+    #[serde(rename = "w")]
+    browser: String,
+    #[serde(rename = "b")]
+    backend: String,
+    #[serde(rename = "t")]
+    at: i64,
+}
+
+impl Whose {
+    fn now(user: &User, browser: &Browser, backend: &str) -> Self {
+        let at = Utc::now().timestamp();
+        Self { user: user.id.clone(), browser: browser.name(), backend: backend.to_owned(), at }
+    }
+
+    fn is(&self, user: &User, browser: &Browser, backend: &str) -> bool {
+        let is_fresh = (0..=LIFETIME).contains(&(Utc::now().timestamp() - self.at));
+        is_fresh && self.user == user.id && self.browser == browser.name() && self.backend == backend
+    }
+}
+
+impl Sealed {
+    fn seal(&self, inner: &Inner) -> String {
+        inner.ring.seal(Purpose::Connect, &serde_json::to_vec(self).unwrap_or_default())
+    }
+
+    fn open(inner: &Inner, sealed: &str) -> Option<Self> {
+        serde_json::from_slice(&inner.ring.open(Purpose::Connect, sealed)?).ok()
+    }
+}
+
+/// Somebody at a page, or what they are shown in its place.
+struct Visitor<'a> {
+    inner: &'a Inner,
+    text: &'static Text,
+    browser: Browser,
+    user: User,
+    connections: &'a Connections,
+}
+
+type Page = Box<Response<Body>>;
+
+impl Inner {
+    /// Who has logged in with this browser; else they log in first and come back to `path`.
+    async fn visitor(
+        &self,
+        headers: &HeaderMap,
+        path: String,
+        text: &'static Text,
+    ) -> Result<Visitor<'_>, Page> {
+        let connections = self.connections.as_deref().ok_or_else(|| Box::new(crate::not_found()))?;
+        let browser = Browser::of(self, headers);
+        let found = match Login::of(self, headers, &browser) {
+            Some(login) => match self.records.user(&login.user).await {
+                Ok(Some(user)) if user.disabled_at.is_some() => {
+                    return Err(Box::new(self.trouble(text, StatusCode::FORBIDDEN, text.not_allowed)));
+                }
+                Ok(user) => user.filter(|user| user.version == login.version),
+                Err(error) => return Err(Box::new(self.away(text, &error))),
+            },
+            None => None,
+        };
+        match found {
+            Some(user) => Ok(Visitor { inner: self, text, browser, user, connections }),
+            None => {
+                let errand = Errand::Visit(Visit::of(path, &browser));
+                let mut response = self.ask_for_login(&errand, text).await;
+                browser.set(self, response.headers_mut());
+                Err(Box::new(response))
+            }
+        }
+    }
+
+    fn away(&self, text: &Text, error: &dyn std::fmt::Display) -> Response<Body> {
+        tracing::warn!("an account can't be connected now: {error}");
+        self.trouble(text, StatusCode::SERVICE_UNAVAILABLE, text.unavailable)
+    }
+}
+
+impl Visitor<'_> {
+    fn page(&self, status: StatusCode, what: &str) -> Response<Body> {
+        self.inner.trouble(self.text, status, what)
+    }
+
+    /// What somebody is shown who can't connect. The particulars are for the operator.
+    fn why_not(&self, backend: &str, why: &NotConnected) -> Response<Body> {
+        let text = self.text;
+        match why {
+            NotConnected::NoSite => crate::not_found(),
+            NotConnected::Unavailable(_) => self.inner.away(text, why),
+            NotConnected::Denied => self.page(StatusCode::FORBIDDEN, text.connect_denied),
+            NotConnected::Refused(_) => {
+                tracing::warn!(backend.name = backend, user.id = self.user.id, "not connected: {why}");
+                self.page(StatusCode::BAD_REQUEST, text.connect_failed)
+            }
+            NotConnected::NoServer(_) => {
+                tracing::error!(backend.name = backend, "nobody can connect: {why}");
+                self.page(StatusCode::BAD_GATEWAY, text.connect_impossible)
+            }
+        }
+    }
+
+    fn shown(&self) -> String {
+        let user = &self.user;
+        printable(user.name.as_deref().or(user.email.as_deref()).unwrap_or(&user.subject), 120)
+    }
+}
+
+/// `GET /connect/{backend}`.
+pub(crate) async fn ask(
+    State(inner): State<Shared>,
+    Path(backend): Path<String>,
+    request: Request<Body>,
+) -> Response<Body> {
+    let text = Text::of(request.headers());
+    if inner.limit(Limited::Authorize, crate::address(&request)).await.is_err() {
+        return inner.trouble(text, StatusCode::TOO_MANY_REQUESTS, text.slow_down);
+    }
+    let (head, _) = request.into_parts();
+    let form = Form::parse(head.uri.query().unwrap_or_default().as_bytes());
+    asked(&inner, &backend, form.get("e"), &head.headers, text).await.unwrap_or_else(|page| *page)
+}
+
+async fn asked(
+    inner: &Inner,
+    backend: &str,
+    sealed: Option<&str>,
+    headers: &HeaderMap,
+    text: &'static Text,
+) -> Result<Response<Body>, Page> {
+    let connections = inner.connections.as_ref().ok_or_else(|| Box::new(crate::not_found()))?;
+    if !connections.backends().iter().any(|known| known == backend) {
+        return Err(Box::new(crate::not_found()));
+    }
+    let (mut path, mut link) = (format!("/connect/{backend}"), None);
+    if let Some(sealed) = sealed.filter(|sealed| sealed.len() <= MAX_LINK) {
+        let opened = connections.link(sealed).filter(|link| link.backend == *backend);
+        let old = || Box::new(inner.trouble(text, StatusCode::BAD_REQUEST, text.link_expired));
+        link = Some(opened.ok_or_else(old)?);
+        path = format!("{path}?e={sealed}");
+    }
+    let visitor = inner.visitor(headers, path, text).await?;
+    if link.is_some_and(|link| link.user != visitor.user.id) {
+        tracing::warn!(
+            backend.name = backend,
+            user.id = visitor.user.id,
+            "a link to connect an account was opened by another user than it was made for"
+        );
+        return Ok(visitor.page(StatusCode::FORBIDDEN, text.other_account));
+    }
+    let (host, server) = match visitor.connections.ask(backend).await {
+        Ok(hosts) => hosts,
+        Err(why) => return Ok(visitor.why_not(backend, &why)),
+    };
+    let form = Sealed::Form(Whose::now(&visitor.user, &visitor.browser, backend)).seal(inner);
+    let gateway = &inner.options.resource_name;
+    let user = visitor.shown();
+    let page =
+        Connect { text, gateway, transaction: &form, backend, host: &host, server: &server, user: &user };
+    Ok(pages::page(StatusCode::OK, &page))
+}
+
+/// `POST /connect/{backend}`.
+pub(crate) async fn go(
+    State(inner): State<Shared>,
+    Path(backend): Path<String>,
+    request: Request<Body>,
+) -> Response<Body> {
+    let text = Text::of(request.headers());
+    match sent(&inner, &backend, request, text).await {
+        Ok((visitor, _)) => {
+            let whose = Whose::now(&visitor.user, &visitor.browser, &backend);
+            let state = |attempt| Sealed::State { whose, attempt }.seal(&inner);
+            match visitor.connections.begin(&visitor.user.id, &backend, state).await {
+                Ok(url) => pages::redirect(&url),
+                Err(why) => visitor.why_not(&backend, &why),
+            }
+        }
+        Err(page) => *page,
+    }
+}
+
+/// Who has sent a form of one of the pages, and the form.
+async fn sent<'a>(
+    inner: &'a Inner,
+    backend: &str,
+    request: Request<Body>,
+    text: &'static Text,
+) -> Result<(Visitor<'a>, Form), Page> {
+    let page = |status, what| Box::new(inner.trouble(text, status, what));
+    if !inner.is_own_form(request.headers()) {
+        return Err(page(StatusCode::FORBIDDEN, text.forged));
+    }
+    let (head, body) = request.into_parts();
+    let form = Form::read(&head.headers, body).await;
+    let form = form.map_err(|_| page(StatusCode::BAD_REQUEST, text.link_expired))?;
+    let visitor = inner.visitor(&head.headers, "/connections".to_owned(), text).await?;
+    match form.get("transaction").and_then(|sealed| Sealed::open(inner, sealed)) {
+        Some(Sealed::Form(whose)) if whose.is(&visitor.user, &visitor.browser, backend) => {
+            Ok((visitor, form))
+        }
+        _ => Err(page(StatusCode::FORBIDDEN, text.link_expired)),
+    }
+}
+
+/// `GET /connect/callback/{backend}`: the other server sends somebody back.
+pub(crate) async fn callback(
+    State(inner): State<Shared>,
+    Path(backend): Path<String>,
+    request: Request<Body>,
+) -> Response<Body> {
+    let text = Text::of(request.headers());
+    let (head, _) = request.into_parts();
+    let form = Form::parse(head.uri.query().unwrap_or_default().as_bytes());
+    came_back(&inner, &backend, &form, &head.headers, text).await.unwrap_or_else(|page| *page)
+}
+
+async fn came_back(
+    inner: &Inner,
+    backend: &str,
+    form: &Form,
+    headers: &HeaderMap,
+    text: &'static Text,
+) -> Result<Response<Body>, Page> {
+    let page = |status, what| Box::new(inner.trouble(text, status, what));
+    let state = form.get("state").unwrap_or_default();
+    let Some(Sealed::State { whose, attempt }) = Sealed::open(inner, state) else {
+        return Err(page(StatusCode::BAD_REQUEST, text.link_expired));
+    };
+    // Each backend has its own place, so that one's server can't answer for another.
+    if whose.backend != backend {
+        tracing::warn!(backend.name = backend, "an answer for {} came to another backend", whose.backend);
+        return Err(page(StatusCode::BAD_REQUEST, text.connect_failed));
+    }
+    let browser = Browser::of(inner, headers);
+    if Login::of(inner, headers, &browser).is_none() {
+        return Err(page(StatusCode::FORBIDDEN, text.link_expired));
+    }
+    let visitor = inner.visitor(headers, "/connections".to_owned(), text).await?;
+    if !whose.is(&visitor.user, &visitor.browser, backend) {
+        tracing::warn!(
+            backend.name = backend,
+            "an account came back to another browser or user, or too late"
+        );
+        return Err(page(StatusCode::FORBIDDEN, text.link_expired));
+    }
+    let once = format!("connect:{}", hex(&token::hash(state).0[..16]));
+    match inner.claims.claim(&once, ONCE).await {
+        Ok(true) => {}
+        Ok(false) => return Err(page(StatusCode::BAD_REQUEST, text.link_expired)),
+        Err(why) => return Err(Box::new(inner.away(text, &why))),
+    }
+    let came = CameBack { code: form.get("code"), error: form.get("error"), iss: form.get("iss") };
+    let finished = visitor.connections.finish(&visitor.user.id, backend, &attempt, came).await;
+    Ok(match finished {
+        Ok(()) => {
+            let gateway = &inner.options.resource_name;
+            pages::page(StatusCode::OK, &Connected { text, gateway, backend })
+        }
+        Err(why) => visitor.why_not(backend, &why),
+    })
+}
+
+/// `GET /connections`.
+pub(crate) async fn list(State(inner): State<Shared>, request: Request<Body>) -> Response<Body> {
+    let text = Text::of(request.headers());
+    if inner.limit(Limited::Authorize, crate::address(&request)).await.is_err() {
+        return inner.trouble(text, StatusCode::TOO_MANY_REQUESTS, text.slow_down);
+    }
+    match inner.visitor(request.headers(), "/connections".to_owned(), text).await {
+        Ok(visitor) => visitor.list().await,
+        Err(page) => *page,
+    }
+}
+
+/// `POST /connections/{backend}/disconnect`.
+pub(crate) async fn disconnect(
+    State(inner): State<Shared>,
+    Path(backend): Path<String>,
+    request: Request<Body>,
+) -> Response<Body> {
+    let text = Text::of(request.headers());
+    match sent(&inner, &backend, request, text).await {
+        Ok((visitor, _)) => match visitor.connections.disconnect(&visitor.user.id, &backend).await {
+            Ok(()) => pages::redirect("/connections"),
+            Err(why) => visitor.why_not(&backend, &why),
+        },
+        Err(page) => *page,
+    }
+}
+
+impl Visitor<'_> {
+    async fn list(&self) -> Response<Body> {
+        let shown = match self.connections.shown(&self.user.id).await {
+            Ok(shown) => shown,
+            Err(error) => return self.inner.away(self.text, &error),
+        };
+        let accounts = shown.iter().map(|shown| self.account(shown)).collect();
+        let (text, gateway, user) = (self.text, &self.inner.options.resource_name, self.shown());
+        pages::page(StatusCode::OK, &Accounts { text, gateway, user: &user, accounts })
+    }
+
+    fn account<'s>(&self, shown: &'s Shown) -> Account<'s> {
+        let text = self.text;
+        let form = Sealed::Form(Whose::now(&self.user, &self.browser, &shown.backend)).seal(self.inner);
+        let state = match shown.status {
+            None => text.not_connected,
+            Some(ConnectionStatus::Connected) => text.connected,
+            Some(ConnectionStatus::NeedsReauth | ConnectionStatus::NeedsScope) => text.needs_connect,
+        };
+        Account {
+            backend: &shown.backend,
+            host: &shown.host,
+            state,
+            is_known: shown.status.is_some(),
+            transaction: form,
+        }
+    }
+}
