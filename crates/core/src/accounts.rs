@@ -109,6 +109,10 @@ impl Backend for Personal {
         self.inner.name()
     }
 
+    fn speaks(&self) -> Option<&'static str> {
+        self.inner.speaks()
+    }
+
     async fn describe(&self, client: &Arc<Client>) -> Result<Arc<Description>, Fault> {
         if !self.accounts.is_connected(&client.principal).await? {
             return Ok(stranger());
