@@ -10,7 +10,7 @@ use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::get;
-use drawbridge_core::metrics::{Direction, Gauges, Histogram, Metrics, Outcome, Port, Stream};
+use drawbridge_core::metrics::{Direction, Gauges, Histogram, LimitKind, Metrics, Outcome, Port, Stream};
 use prometheus::core::Collector as _;
 use prometheus::process_collector::ProcessCollector;
 use prometheus::proto::{self, LabelPair, Metric, MetricFamily, MetricType};
@@ -48,6 +48,7 @@ impl Exporter {
         configuration(&mut all, &self.metrics);
         credentials(&mut all, &self.metrics);
         audit(&mut all, &self.metrics, &(self.gauges)());
+        limits(&mut all, &self.metrics);
         all.0.extend(self.process.collect());
         all.0.sort_by(|a, b| a.name().cmp(b.name()));
         all.0
@@ -181,6 +182,15 @@ fn credentials(all: &mut Families, metrics: &Metrics) {
     ];
     let results = results.map(|(result, count)| counter(&[("result", result)], count.get())).into();
     all.counters("drawbridge_credentials_total", "Credentials of requests, and what came of them.", results);
+}
+
+fn limits(all: &mut Families, metrics: &Metrics) {
+    let counted = &metrics.limits;
+    let refused = LimitKind::ALL.iter();
+    let refused = refused.map(|kind| counter(&[("limit", kind.as_str())], counted.refused(*kind).get()));
+    all.counters("drawbridge_limited_total", "Requests and calls that came too often.", refused.collect());
+    let help = "Requests for which this instance counted alone.";
+    all.counters("drawbridge_limits_degraded_total", help, vec![counter(&[], counted.degraded.get())]);
 }
 
 /// Nothing, where there is no trail.

@@ -231,11 +231,7 @@ impl Access {
 
     /// Asks callers who they are.
     pub fn gate(&self) -> Gate {
-        Gate {
-            verifier: self.verifier.clone(),
-            discovery: self.origin.clone(),
-            limiter: WithFallback::new(self.shared.limiter.clone()),
-        }
+        Gate { verifier: self.verifier.clone(), discovery: self.origin.clone() }
     }
 
     /// What names the resources, where tokens name them.

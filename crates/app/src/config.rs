@@ -32,8 +32,8 @@ use std::rc::Rc;
 
 pub use self::model::{
     Admin, Audit, Auth, Backend, BackendAuth, BackendKind, ClientCredentials, Config, Drain, Endpoint,
-    External, HttpBackend, Limits, Log, Login, Otlp, Outbound, Password, Proxy, Public, Redis, StdioBackend,
-    Streams, TokenSource, UserOAuth,
+    External, HttpBackend, Limits, Log, Login, Otlp, Outbound, Password, Proxy, Public, Rate, Redis,
+    StdioBackend, Streams, TokenSource, ToolRate, UserOAuth,
 };
 pub use self::problem::{Notice, Problem, Problems};
 pub use self::raw::{

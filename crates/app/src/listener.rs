@@ -244,6 +244,7 @@ mod tests {
     use drawbridge_core::event_log::EventRing;
     use drawbridge_core::fleet::Peers;
     use drawbridge_core::seal::{KeyRing, SealKey};
+    use drawbridge_core::state::{MemoryLimiter, WithFallback};
     use drawbridge_core::{RoundOptions, Rounds};
     use drawbridge_front::Parts;
     use drawbridge_front::options::FrontOptions;
@@ -264,6 +265,7 @@ mod tests {
             tracer: None,
             peers: Peers::alone(),
             gate: None,
+            limiter: WithFallback::new(Arc::new(MemoryLimiter::default())),
             others: None,
         })
     }

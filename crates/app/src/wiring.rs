@@ -11,7 +11,7 @@ use drawbridge_core::event_log::EventRing;
 use drawbridge_core::fleet::Peers;
 use drawbridge_core::metrics::{Gauges, Metrics};
 use drawbridge_core::seal::KeyRing;
-use drawbridge_core::state::{Quota, SharedState};
+use drawbridge_core::state::{Quota, SharedState, WithFallback};
 use drawbridge_core::trace::Tracer;
 use drawbridge_core::{Backend, BackendName, RoundOptions, Rounds, Tasks};
 use drawbridge_credentials::authority::Site;
@@ -19,6 +19,7 @@ use drawbridge_credentials::client_credentials::{self, ClientCredentials};
 use drawbridge_credentials::connections::Connections;
 use drawbridge_credentials::fixed::{Fixed, Value};
 use drawbridge_front::gate::Gate;
+use drawbridge_front::limits::{Limits, ToolLimit};
 use drawbridge_front::options::FrontOptions;
 use drawbridge_front::{Front, Parts};
 use drawbridge_upstream::http::Target;
@@ -33,7 +34,7 @@ use parking_lot::Mutex;
 
 use crate::access::EndpointNames;
 use crate::config::{
-    self, AuthMode, BackendAuth, BackendKind, ClientAuth, Config, Era, TokenSource, Transport,
+    self, AuthMode, BackendAuth, BackendKind, ClientAuth, Config, Era, Rate, TokenSource, ToolRate, Transport,
 };
 use crate::fetch::Fetcher;
 use crate::live::Current;
@@ -118,6 +119,7 @@ pub fn wire(
 ) -> anyhow::Result<Wired> {
     let Records { metrics, tracer, audit } = records;
     let keys = doors.keys;
+    let limiter = WithFallback::new(state.limiter.clone());
     let peers = Peers::new(state, work.fleet.clone());
     let means = Means {
         guard: guard.clone(),
@@ -143,6 +145,7 @@ pub fn wire(
         metrics: metrics.clone(),
         tracer,
         gate: doors.gate,
+        limiter,
         others: doors.others,
     });
     let current = Mutex::new(Current::before(config));
@@ -178,15 +181,35 @@ pub(crate) fn front_options(config: &Config) -> FrontOptions {
         public_url: config.public.url.clone(),
         on_loopback: config.public.listen.ip().is_loopback(),
         loopback_origins: config.auth.mode != AuthMode::None,
-        caller_quota: caller_quota(&config.limits),
+        limits: Arc::new(limits(&config.limits)),
         trusted_proxies: config.public.trusted_proxies.clone(),
     }
 }
 
-fn caller_quota(limits: &config::Limits) -> Option<Quota> {
-    let per_minute = limits.caller_requests_per_minute?;
-    let burst = limits.caller_burst.unwrap_or(per_minute).get();
-    Some(Quota { interval: Duration::from_secs(60) / per_minute.get(), burst })
+fn limits(limits: &config::Limits) -> Limits {
+    let window = Duration::from_secs(60);
+    let per_minute = limits.caller_requests_per_minute.map(|requests| Rate {
+        requests,
+        window,
+        burst: limits.caller_burst,
+    });
+    let tool = |tool: &ToolRate| ToolLimit {
+        name: tool.name.clone(),
+        endpoint: tool.endpoint.clone(),
+        is_per_caller: tool.is_per_caller,
+        quota: quota(tool.rate),
+    };
+    Limits {
+        caller: per_minute.map(quota),
+        token: limits.token.map(quota),
+        endpoints: limits.endpoints.iter().map(|(name, rate)| (name.clone(), quota(*rate))).collect(),
+        tools: limits.tools.iter().map(tool).collect(),
+    }
+}
+
+fn quota(rate: Rate) -> Quota {
+    let burst = rate.burst.unwrap_or(rate.requests).get();
+    Quota { interval: rate.window / rate.requests.get(), burst }
 }
 
 /// What backends are made with, beside what the configuration says.

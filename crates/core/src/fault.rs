@@ -7,6 +7,8 @@ use drawbridge_wire::RpcError;
 use drawbridge_wire::code as rpc;
 use serde::{Deserialize, Serialize};
 
+use crate::metrics::LimitKind;
+
 /// Who has to do something about a fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Blame {
@@ -154,6 +156,10 @@ pub enum Fault {
     OutcomeUnknown { backend: String, detail: String },
     #[error("too many {what} at once (limit {limit}); try again later")]
     Busy { what: Bounded, limit: usize },
+    #[error(
+        "this comes too often for what is allowed of one {}; try again in {} s", .kind.as_str(), whole_seconds(*.retry_after)
+    )]
+    RateLimited { kind: LimitKind, retry_after: Duration },
     #[error("the gateway is shutting down; try again")]
     Draining,
     #[error("the gateway can't reach its shared state, which this needs ({detail}); try again")]
@@ -167,6 +173,11 @@ pub enum Fault {
     /// An error that is answered as it is.
     #[error("{}", .0.message)]
     Rpc(#[serde(with = "rpc_error")] RpcError),
+}
+
+/// A time in whole seconds, for `Retry-After`: after them it has passed.
+pub fn whole_seconds(wait: Duration) -> u64 {
+    wait.as_secs() + u64::from(wait.subsec_nanos() > 0)
 }
 
 /// An error of JSON-RPC between instances: code, message, and `data` as text.
@@ -199,6 +210,7 @@ impl Fault {
             Self::TooLarge { .. } => "result_too_large",
             Self::OutcomeUnknown { .. } => "outcome_unknown",
             Self::Busy { .. } => "busy",
+            Self::RateLimited { .. } => "rate_limited",
             Self::Draining => "draining",
             Self::StateUnavailable { .. } => "state_unavailable",
             Self::NoAnswer { .. } => "no_answer",
@@ -212,7 +224,7 @@ impl Fault {
     }
 
     /// All codes, for the documentation test.
-    pub const CODES: [&'static str; 14] = [
+    pub const CODES: [&'static str; 15] = [
         "backend_unreachable",
         "backend_not_started",
         "backend_timeout",
@@ -223,6 +235,7 @@ impl Fault {
         "result_too_large",
         "outcome_unknown",
         "busy",
+        "rate_limited",
         "draining",
         "state_unavailable",
         "no_answer",
@@ -235,9 +248,11 @@ impl Fault {
             Self::Busy { .. } | Self::Draining | Self::StateUnavailable { .. } | Self::NotParked { .. } => {
                 Blame::Gateway
             }
-            Self::Rpc(_) | Self::NoAnswer { .. } | Self::ClientRefused { .. } | Self::NotConnected { .. } => {
-                Blame::Caller
-            }
+            Self::Rpc(_)
+            | Self::NoAnswer { .. }
+            | Self::ClientRefused { .. }
+            | Self::NotConnected { .. }
+            | Self::RateLimited { .. } => Blame::Caller,
             _ => Blame::Backend,
         }
     }
@@ -265,6 +280,7 @@ impl Fault {
     pub fn retry(&self) -> Retry {
         match self {
             Self::Unreachable { .. } | Self::NotStarted { .. } => Retry::Safe,
+            Self::RateLimited { retry_after, .. } => Retry::After(*retry_after),
             Self::Busy { .. }
             | Self::Draining
             | Self::StateUnavailable { .. }
@@ -294,8 +310,14 @@ impl Fault {
             Retry::Unsafe => "unsafe",
             Retry::Useless => "useless",
         };
-        RpcError::new(rpc::INTERNAL_ERROR, self.to_string())
-            .with_data(format!(r#"{{"code":"{}","retry":"{retry}"}}"#, self.code()))
+        RpcError::new(rpc::INTERNAL_ERROR, self.to_string()).with_data(match self {
+            Self::RateLimited { retry_after, .. } => format!(
+                r#"{{"code":"{}","retry":"{retry}","retry_after":{}}}"#,
+                self.code(),
+                whole_seconds(*retry_after)
+            ),
+            _ => format!(r#"{{"code":"{}","retry":"{retry}"}}"#, self.code()),
+        })
     }
 
     /// "Method not found", for a method that nothing here offers.

@@ -20,6 +20,7 @@ pub mod endpoint;
 pub mod event_log;
 pub mod fault;
 pub mod fleet;
+pub mod glob;
 pub mod metrics;
 mod mirrored;
 pub mod recalling;

@@ -12,6 +12,7 @@ use std::time::{Duration, SystemTime};
 use drawbridge_wire::message::Field;
 use drawbridge_wire::{Message, method};
 use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
 
 use crate::call::{Event, Resume};
 use crate::fault::{Blame, Fault};
@@ -161,7 +162,7 @@ impl Histogram {
 macro_rules! labels {
     ($(#[$about:meta])* $name:ident { $($(#[$meaning:meta])* $value:ident = $label:literal,)* }) => {
         $(#[$about])*
-        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
         pub enum $name { $($(#[$meaning])* $value,)* }
 
         impl $name {
@@ -210,6 +211,7 @@ impl Outcome {
     /// What a fault is to whoever asked.
     pub fn of_fault(fault: &Fault) -> Self {
         match fault.blame() {
+            Blame::Caller if matches!(fault, Fault::RateLimited { .. }) => Self::Refused,
             Blame::Caller => Self::RpcError,
             Blame::Gateway => Self::Refused,
             Blame::Backend => Self::Unavailable,
@@ -546,6 +548,35 @@ pub struct Credentials {
     pub limited: Counter,
 }
 
+labels! {
+    /// What there may be only so many requests of in a time.
+    LimitKind {
+        /// A caller.
+        Caller = "caller",
+        /// A token.
+        Token = "token",
+        /// An endpoint.
+        Endpoint = "endpoint",
+        /// A tool, or several.
+        Tool = "tool",
+    }
+}
+
+/// What is counted of limits.
+#[derive(Debug, Default)]
+pub struct Limits {
+    refused: [Counter; LimitKind::ALL.len()],
+    /// Requests for which this instance counted alone, since shared state was away.
+    pub degraded: Counter,
+}
+
+impl Limits {
+    /// The counter of requests and calls that came too often for a limit.
+    pub fn refused(&self, kind: LimitKind) -> &Counter {
+        &self.refused[kind as usize]
+    }
+}
+
 /// What is counted of the audit trail.
 #[derive(Debug, Default)]
 pub struct Audit {
@@ -583,6 +614,8 @@ pub struct Metrics {
     pub configuration: Configuration,
     /// The audit trail.
     pub audit: Arc<Audit>,
+    /// How often things may happen.
+    pub limits: Limits,
     endpoints: Mutex<BTreeMap<String, Arc<Endpoint>>>,
     backends: Mutex<BTreeMap<String, Arc<Backend>>>,
 }

@@ -29,7 +29,7 @@ use std::time::Duration;
 pub use bus::{Bus, Heard, MemoryBus, NotSent, Receipt, Subscription};
 pub use claim::{Claims, MemoryClaims};
 pub use lease::{Lease, Leases, MemoryLeases};
-pub use limiter::{Limiter, MemoryLimiter, Quota, Verdict, WithFallback};
+pub use limiter::{Limiter, MemoryLimiter, Quota, Take, Taken, Verdict, WithFallback};
 pub use session::{MemorySessionState, SessionState};
 
 use crate::event_log::{EventLog, MemoryEventLog};

@@ -12,12 +12,12 @@ use axum::body::Body;
 use bytes::Bytes;
 use chrono::Utc;
 use drawbridge_auth::challenge::Denial;
-use drawbridge_auth::identity::Identity;
+use drawbridge_auth::identity::{Credential, Identity};
 use drawbridge_auth::resource::Origin;
 use drawbridge_auth::revoking::Watch;
 use drawbridge_auth::scope;
 use drawbridge_auth::verifier::{Refused, Verifier};
-use drawbridge_core::state::{Quota, Verdict, WithFallback};
+use drawbridge_core::fault::whole_seconds;
 use drawbridge_core::{Principal, request};
 use drawbridge_wire::message::Incoming;
 use drawbridge_wire::{Kind, Message, json, method};
@@ -41,8 +41,6 @@ pub struct Gate {
     pub verifier: Arc<Verifier>,
     /// Where clients find out how to get a token, if they can.
     pub discovery: Option<Origin>,
-    /// How often callers may come.
-    pub limiter: WithFallback,
 }
 
 /// Whom a request is from.
@@ -57,6 +55,23 @@ impl Caller {
     /// As the log names it.
     pub(crate) fn shown(&self) -> Option<Arc<request::Caller>> {
         Some(self.identity.as_ref()?.caller.clone())
+    }
+
+    /// Whether it was asked who it is.
+    pub(crate) fn is_known(&self) -> bool {
+        self.identity.is_some()
+    }
+
+    /// What requests with its token are counted under. A token that takes the place of another is counted with it.
+    pub(crate) fn token_key(&self) -> Option<String> {
+        let identity = self.identity.as_ref()?;
+        Some(match &identity.credential {
+            Credential::Token(_) => format!("token:{}", identity.client),
+            Credential::Grant { id, .. } => format!("token:grant:{id}"),
+            Credential::External => {
+                format!("token:external:{} {} {}", identity.issuer, identity.subject, identity.client)
+            }
+        })
     }
 
     /// Whether all of these messages are allowed to it.
@@ -123,49 +138,6 @@ impl Gate {
         }
     }
 
-    /// Counts a request of `caller`.
-    pub(crate) async fn count(&self, caller: &Caller, quota: Option<Quota>) -> Result<(), Kept> {
-        let Some(quota) = quota else { return Ok(()) };
-        let key = format!("caller:{}", caller.principal.as_str());
-        match self.limiter.take(&key, quota).await {
-            Verdict::Allowed { .. } => Ok(()),
-            Verdict::Refused { retry_after } => Err(Kept::TooOften(retry_after)),
-        }
-    }
-
-    /// The answer to a request that does not come in. Nothing in it says what was wrong with a credential.
-    pub(crate) fn turn_away(&self, kept: &Kept, name: Option<&str>) -> Response<Body> {
-        let id = request::current().map(|id| String::from_utf8_lossy(&id.digits()).into_owned());
-        let id = json::encode_string(&id.unwrap_or_default());
-        let (status, error, description) = match kept {
-            Kept::Out(denial) => (denial.status(), denial.error(), denial.description()),
-            Kept::Unknown => {
-                (503, "temporarily_unavailable", "The access token can not be checked now; try again")
-            }
-            Kept::TooOften(_) => (429, "too_many_requests", "Too many requests; come back later"),
-        };
-        let text = format!(r#"{{"error":"{error}","error_description":"{description}","request_id":{id}}}"#);
-        let status = StatusCode::from_u16(status).unwrap_or(StatusCode::UNAUTHORIZED);
-        let mut response = reply::json(status, Bytes::from(text).into());
-        let headers = response.headers_mut();
-        headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
-        match kept {
-            Kept::Out(denial) => {
-                let challenge = denial.challenge(self.discovery.as_ref().map(|origin| (origin, name)));
-                if let Ok(challenge) = HeaderValue::from_str(&challenge) {
-                    headers.insert(header::WWW_AUTHENTICATE, challenge);
-                }
-            }
-            Kept::Unknown => {
-                headers.insert(header::RETRY_AFTER, HeaderValue::from_static("5"));
-            }
-            Kept::TooOften(wait) => {
-                headers.insert(header::RETRY_AFTER, HeaderValue::from(wait.as_secs() + 1));
-            }
-        }
-        response
-    }
-
     /// Lets a stream last no longer than its caller's credential.
     pub(crate) fn guard(&self, caller: &Caller, response: Response<Body>) -> Response<Body> {
         let Some(identity) = &caller.identity else { return response };
@@ -183,6 +155,40 @@ impl Gate {
             Body::new(Guarded { body, end: Box::pin(End { ended, expiry: left.map(expiry) }), _watch: watch })
         })
     }
+}
+
+/// The answer to a request that does not come in. Nothing in it says what was wrong with a credential; `discovery` is
+/// where clients find out how to get one.
+pub(crate) fn turn_away(kept: &Kept, discovery: Option<&Origin>, name: Option<&str>) -> Response<Body> {
+    let id = request::current().map(|id| String::from_utf8_lossy(&id.digits()).into_owned());
+    let id = json::encode_string(&id.unwrap_or_default());
+    let (status, error, description) = match kept {
+        Kept::Out(denial) => (denial.status(), denial.error(), denial.description()),
+        Kept::Unknown => {
+            (503, "temporarily_unavailable", "The access token can not be checked now; try again")
+        }
+        Kept::TooOften(_) => (429, "too_many_requests", "Too many requests; come back later"),
+    };
+    let text = format!(r#"{{"error":"{error}","error_description":"{description}","request_id":{id}}}"#);
+    let status = StatusCode::from_u16(status).unwrap_or(StatusCode::UNAUTHORIZED);
+    let mut response = reply::json(status, Bytes::from(text).into());
+    let headers = response.headers_mut();
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    match kept {
+        Kept::Out(denial) => {
+            let challenge = denial.challenge(discovery.map(|origin| (origin, name)));
+            if let Ok(challenge) = HeaderValue::from_str(&challenge) {
+                headers.insert(header::WWW_AUTHENTICATE, challenge);
+            }
+        }
+        Kept::Unknown => {
+            headers.insert(header::RETRY_AFTER, HeaderValue::from_static("5"));
+        }
+        Kept::TooOften(wait) => {
+            headers.insert(header::RETRY_AFTER, HeaderValue::from(whole_seconds(*wait).max(1)));
+        }
+    }
+    response
 }
 
 fn expiry(left: Duration) -> Sleep {

@@ -11,6 +11,7 @@
 pub mod body;
 pub mod gate;
 pub mod legacy;
+pub mod limits;
 pub mod modern;
 pub mod options;
 pub mod origin;
@@ -34,6 +35,7 @@ use drawbridge_core::fault::Bounded;
 use drawbridge_core::fleet::Peers;
 use drawbridge_core::metrics::{Era, Gauges, Metrics};
 use drawbridge_core::seal::KeyRing;
+use drawbridge_core::state::WithFallback;
 use drawbridge_core::trace::{Context, Incoming, Tracer};
 use drawbridge_core::{Endpoint, Fault, Rounds, Tasks, request};
 use drawbridge_wire::{ProtocolVersion, RpcError, code, header};
@@ -44,6 +46,7 @@ use http::{HeaderName, HeaderValue, Method, Request, Response, StatusCode};
 use gate::{Caller, Gate, Kept, PeerAddress};
 use legacy::Legacy;
 pub use legacy::SessionOverview;
+use limits::{Limiting, Plan};
 use options::FrontOptions;
 use origin::Origins;
 use reply::{Refusal, with_cors};
@@ -68,6 +71,7 @@ pub(crate) struct Inner {
     pub(crate) peers: Peers,
     /// Asks callers who they are, if somebody does.
     gate: Option<Gate>,
+    limiting: Limiting,
     /// Answers what is no MCP.
     others: Option<Router>,
     /// What other instances say of sessions is heard.
@@ -115,6 +119,8 @@ pub struct Parts {
     pub peers: Peers,
     /// Asks callers who they are; without it everybody may come in.
     pub gate: Option<Gate>,
+    /// Counts how often requests come.
+    pub limiter: WithFallback,
     /// Answers paths at which there is no MCP.
     pub others: Option<Router>,
 }
@@ -136,6 +142,7 @@ impl Front {
             is_attending: AtomicBool::new(!parts.peers.state().is_fleet),
             peers: parts.peers,
             gate: parts.gate,
+            limiting: Limiting::new(parts.limiter),
             others: parts.others,
         });
         legacy::fleet::attend(&inner);
@@ -312,10 +319,8 @@ impl Inner {
             Kept::Unknown => counted.unavailable.inc(),
             Kept::TooOften(_) => counted.limited.inc(),
         }
-        match &self.gate {
-            Some(gate) => gate.turn_away(kept, endpoint),
-            None => Refusal::not_found("no such endpoint").into_response(),
-        }
+        let discovery = self.gate.as_ref().and_then(|gate| gate.discovery.as_ref());
+        gate::turn_away(kept, discovery, endpoint)
     }
 
     async fn serve(self: Arc<Self>, request: Request<Body>) -> Result<Response<Body>, Refusal> {
@@ -324,20 +329,27 @@ impl Inner {
         let route = route::parse(head.uri.path()).ok_or_else(|| Refusal::not_found("no such path"))?;
         let endpoint =
             self.endpoint(&route.endpoint).ok_or_else(|| Refusal::not_found("no such endpoint"))?;
-        let Some(gate) = &self.gate else {
-            return self.route(&route, endpoint, &head, &Caller::anonymous(), body).await;
+        let caller = match &self.gate {
+            Some(gate) => gate.admit(&head.headers, route.endpoint.as_deref(), address).await,
+            None => Ok(Caller::anonymous()),
         };
-        let caller = match gate.admit(&head.headers, route.endpoint.as_deref(), address).await {
+        let caller = match caller {
             Ok(caller) => caller,
             Err(kept) => return Ok(self.turn_away(&kept, route.endpoint.as_deref())),
         };
-        let quota = self.live().options.caller_quota;
-        if let Err(kept) = gate.count(&caller, quota).await {
-            return Ok(self.turn_away(&kept, route.endpoint.as_deref()));
+        let limits = self.live().options.limits.clone();
+        let mut plan = Plan::of(&limits, &caller, endpoint.display_name());
+        let may_call = head.method == Method::POST;
+        let counted = &self.metrics.limits;
+        if let Err(refused) = self.limiting.before(&mut plan, &head.headers, may_call, counted).await {
+            return Ok(self.turn_away(&Kept::TooOften(refused.retry_after), route.endpoint.as_deref()));
         }
+        let Some(gate) = &self.gate else {
+            return self.route(&route, &endpoint, &head, &caller, plan, body).await;
+        };
         self.metrics.credentials.accepted.inc();
         head.headers.remove(http_header::AUTHORIZATION);
-        let work = self.route(&route, endpoint, &head, &caller, body);
+        let work = self.route(&route, &endpoint, &head, &caller, plan, body);
         let response = match caller.shown() {
             Some(shown) => request::of(shown, work).await?,
             None => work.await?,
@@ -348,36 +360,40 @@ impl Inner {
     async fn route(
         self: &Arc<Self>,
         route: &Route,
-        endpoint: Arc<Endpoint>,
+        endpoint: &Arc<Endpoint>,
         head: &Head,
         caller: &Caller,
+        plan: Plan<'_>,
         body: Body,
     ) -> Result<Response<Body>, Refusal> {
         match (route.transport, &head.method) {
             (Transport::StreamableHttp, &Method::POST) => {
-                self.post(endpoint, route, head, caller, body).await
+                self.post(endpoint, route, head, caller, plan, body).await
             }
             (Transport::StreamableHttp, &(Method::GET | Method::DELETE)) if is_modern(head) => {
                 Err(Refusal::status(StatusCode::METHOD_NOT_ALLOWED, "this protocol version only has POST"))
             }
             (Transport::StreamableHttp, &Method::GET) => {
-                legacy::http::get(self, &endpoint, caller, &head.headers).await
+                legacy::http::get(self, endpoint, caller, &head.headers).await
             }
             (Transport::StreamableHttp, &Method::DELETE) => {
-                legacy::http::delete(self, &endpoint, caller, &head.headers).await
+                legacy::http::delete(self, endpoint, caller, &head.headers).await
             }
             (Transport::Sse, &Method::GET) => legacy::sse::open(self, route, caller, &head.headers),
-            (Transport::Messages, &Method::POST) => legacy::sse::post(self, route, head, caller, body).await,
+            (Transport::Messages, &Method::POST) => {
+                legacy::sse::post(self, route, head, caller, plan, body).await
+            }
             _ => Err(Refusal::status(StatusCode::METHOD_NOT_ALLOWED, "method not allowed here")),
         }
     }
 
     async fn post(
         self: &Arc<Self>,
-        endpoint: Arc<Endpoint>,
+        endpoint: &Arc<Endpoint>,
         route: &Route,
         head: &Head,
         caller: &Caller,
+        mut plan: Plan<'_>,
         body: Body,
     ) -> Result<Response<Body>, Refusal> {
         reply::check_media(&head.headers)?;
@@ -385,16 +401,26 @@ impl Inner {
         let incoming =
             drawbridge_wire::message::Incoming::parse(text, MAX_BATCH).map_err(|e| Refusal::invalid(&e))?;
         let is_modern = modern::claims(head, &incoming);
+        let era = if is_modern { Era::Modern } else { Era::Legacy };
+        let limited = match self.limiting.after(&mut plan, &incoming, &self.metrics.limits).await {
+            Ok(limited) => limited,
+            Err(refused) => {
+                let kept = Kept::TooOften(refused.retry_after);
+                let response = self.turn_away(&kept, route.endpoint.as_deref());
+                record::turned_away(endpoint, era, &incoming, response.status());
+                return Ok(response);
+            }
+        };
         if let Err(kept) = caller.may(&incoming) {
             let response = self.turn_away(&kept, route.endpoint.as_deref());
-            let era = if is_modern { Era::Modern } else { Era::Legacy };
-            record::turned_away(&endpoint, era, &incoming, response.status());
+            record::turned_away(endpoint, era, &incoming, response.status());
             return Ok(response);
         }
+        let (incoming, refused) = record::without_limited(endpoint, era, incoming, limited)?;
         if is_modern {
-            return modern::post(self, &endpoint, head, caller, incoming).await;
+            return modern::post(self, endpoint, head, caller, incoming).await;
         }
-        legacy::http::post(self, &endpoint, head, caller, incoming).await
+        legacy::http::post(self, endpoint, head, caller, incoming, refused).await
     }
 }
 

@@ -1,8 +1,9 @@
 //! Limits and times of the public face.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use drawbridge_core::state::Quota;
+use crate::limits::Limits;
 
 /// What the configuration says about the public face.
 #[derive(Debug, Clone)]
@@ -35,8 +36,8 @@ pub struct FrontOptions {
     pub on_loopback: bool,
     /// Whether pages of the visitor's own machine may call wherever the gateway listens: they need a token to.
     pub loopback_origins: bool,
-    /// How many requests a caller may send.
-    pub caller_quota: Option<Quota>,
+    /// How often requests and calls may come.
+    pub limits: Arc<Limits>,
     /// Networks of proxies that may say where a request has come from.
     pub trusted_proxies: Vec<ipnet::IpNet>,
 }
@@ -59,7 +60,7 @@ impl Default for FrontOptions {
             public_url: None,
             on_loopback: true,
             loopback_origins: false,
-            caller_quota: None,
+            limits: Arc::default(),
             trusted_proxies: Vec::new(),
         }
     }

@@ -17,6 +17,7 @@ use drawbridge_wire::message::{Field, Incoming};
 use drawbridge_wire::{Kind, Message, ProtocolVersion, json, method};
 use http::StatusCode;
 
+use crate::limits::TooOften;
 use crate::reply::Refusal;
 
 /// The target of the line that each call has in the log.
@@ -74,6 +75,11 @@ impl End {
     /// An error.
     pub(crate) fn error(outcome: Outcome, code: i64) -> Self {
         Self { outcome, code: Some(code), fault: None }
+    }
+
+    /// The same, with the code of the fault behind it.
+    pub(crate) fn because_of(self, fault: Option<&'static str>) -> Self {
+        Self { fault, ..self }
     }
 
     /// The end of a call, if `event` is one.
@@ -251,6 +257,38 @@ pub(crate) fn refused(endpoint: &Arc<Endpoint>, era: Era, incoming: &Incoming, r
     let (end, status) = refusal.end();
     all_end(endpoint, era, incoming, end, status);
     refusal
+}
+
+/// What a client sent, without the calls that come too often, and the answers to those. One that came alone is an error.
+pub(crate) fn without_limited(
+    endpoint: &Arc<Endpoint>,
+    era: Era,
+    incoming: Incoming,
+    limited: Vec<(usize, TooOften)>,
+) -> Result<(Incoming, Vec<Message>), Refusal> {
+    if limited.is_empty() {
+        return Ok((incoming, Vec::new()));
+    }
+    let refuse = |message: &Message, too_often: TooOften| {
+        let refusal = Refusal::fault(message.id(), &too_often.fault());
+        Record::begin(endpoint, era, message).refused(refusal)
+    };
+    let messages = match incoming {
+        Incoming::One(message) => match limited.first() {
+            Some((_, too_often)) => return Err(refuse(&message, *too_often)),
+            None => return Ok((Incoming::One(message), Vec::new())),
+        },
+        Incoming::Batch(messages) => messages,
+    };
+    let mut limited = limited.into_iter().peekable();
+    let (mut rest, mut answers) = (Vec::new(), Vec::new());
+    for (place, message) in messages.into_iter().enumerate() {
+        match (limited.next_if(|(limited, _)| *limited == place), message) {
+            (Some((_, too_often)), Ok(message)) => answers.push(refuse(&message, too_often).message()),
+            (_, message) => rest.push(message),
+        }
+    }
+    Ok((Incoming::Batch(rest), answers))
 }
 
 /// Notes that all requests in what a client sent are not let in.

@@ -1,8 +1,11 @@
 //! HTTP answers: the one place that turns faults and refusals into status codes.
 
+use std::num::NonZeroU32;
+use std::time::Duration;
+
 use axum::body::Body;
 use drawbridge_core::Fault;
-use drawbridge_core::fault::{Blame, Retry};
+use drawbridge_core::fault::{Blame, Retry, whole_seconds};
 use drawbridge_core::metrics::Outcome;
 use drawbridge_wire::message::Invalid;
 use drawbridge_wire::{Id, Message, Payload, RpcError, code, header as mcp};
@@ -17,8 +20,11 @@ pub struct Refusal {
     status: StatusCode,
     error: RpcError,
     id: Option<Id>,
-    retry_after: Option<u64>,
+    /// In seconds.
+    retry_after: Option<NonZeroU32>,
     outcome: Outcome,
+    /// The code of the fault behind it, if there is one.
+    fault: Option<&'static str>,
 }
 
 impl Refusal {
@@ -34,7 +40,7 @@ impl Refusal {
 
     /// A JSON-RPC error to the request `id`.
     pub fn rpc(status: StatusCode, id: Option<Id>, error: RpcError) -> Self {
-        Self { status, error, id, retry_after: None, outcome: Outcome::Refused }
+        Self { status, error, id, retry_after: None, outcome: Outcome::Refused, fault: None }
     }
 
     /// The refusal for a body that is not a message.
@@ -45,13 +51,13 @@ impl Refusal {
     /// The refusal when the gateway can't take the request now.
     pub fn unavailable(fault: &Fault) -> Self {
         let retry_after = match fault.retry() {
-            Retry::After(wait) => Some(wait.as_secs().max(1)),
+            Retry::After(wait) => seconds(wait),
             _ => None,
         };
         Self { retry_after, ..Self::rpc(StatusCode::SERVICE_UNAVAILABLE, None, fault.to_rpc_error()) }
     }
 
-    /// The refusal for a handshake that a fault prevents.
+    /// The refusal for a request that a fault prevents before it is a call.
     pub fn fault(id: Option<Id>, fault: &Fault) -> Self {
         let status = match (fault.blame(), fault) {
             (Blame::Gateway, _) => StatusCode::SERVICE_UNAVAILABLE,
@@ -59,12 +65,18 @@ impl Refusal {
             (Blame::Backend, _) => StatusCode::BAD_GATEWAY,
             (Blame::Caller, _) => StatusCode::OK,
         };
-        Self { id, outcome: Outcome::of_fault(fault), ..Self::rpc(status, None, fault.to_rpc_error()) }
+        let retry_after = match (fault, fault.retry()) {
+            (Fault::RateLimited { .. }, Retry::After(wait)) => seconds(wait),
+            _ => None,
+        };
+        let code = Some(fault.code()).filter(|code| *code != "rpc");
+        let refusal = Self::rpc(status, None, fault.to_rpc_error());
+        Self { id, retry_after, outcome: Outcome::of_fault(fault), fault: code, ..refusal }
     }
 
     /// How it ends the request that it is the answer to.
     pub(crate) fn end(&self) -> (End, StatusCode) {
-        (End::error(self.outcome, self.error.code), self.status)
+        (End::error(self.outcome, self.error.code).because_of(self.fault), self.status)
     }
 
     /// The message in it.
@@ -77,10 +89,15 @@ impl Refusal {
         let message = self.message();
         let mut response = json(self.status, Payload::from(message.bytes().clone()));
         if let Some(seconds) = self.retry_after {
-            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds.get()));
         }
         response
     }
+}
+
+/// A time for `Retry-After`: one second at least.
+fn seconds(wait: Duration) -> Option<NonZeroU32> {
+    NonZeroU32::new(u32::try_from(whole_seconds(wait)).unwrap_or(u32::MAX).max(1))
 }
 
 const JSON: HeaderValue = HeaderValue::from_static("application/json");

@@ -249,6 +249,37 @@ scripts! {
         return { 1, math.floor((tolerance - ahead) / interval) }
     ";
 
+    /// Keys of groups; how many groups, how many keys each has, then interval and tolerance of each key in µs. For each
+    /// group, up to the first if that is refused: the place of the key that refuses it, or 0, and for how long in µs.
+    LIMIT_GROUPS = r"
+        local time = redis.call('TIME')
+        local now = tonumber(time[1]) * 1000000 + tonumber(time[2])
+        local groups = tonumber(ARGV[1])
+        local said, first = {}, 0
+        for group = 1, groups do
+            local size = tonumber(ARGV[1 + group])
+            local nexts, place, wait = {}, 0, 0
+            for i = 1, size do
+                local at = groups + 2 * (first + i)
+                local next = math.max(tonumber(redis.call('GET', KEYS[first + i]) or now), now)
+                local over = next - now - tonumber(ARGV[at + 1])
+                nexts[i] = next + tonumber(ARGV[at])
+                if over > wait then place, wait = i, over end
+            end
+            said[group] = { place, wait }
+            if place == 0 then
+                for i = 1, size do
+                    local ttl = math.ceil((nexts[i] - now) / 1000)
+                    redis.call('SET', KEYS[first + i], string.format('%.0f', nexts[i]), 'PX', string.format('%.0f', ttl))
+                end
+            elseif group == 1 then
+                break
+            end
+            first = first + size
+        end
+        return said
+    ";
+
     /// Revocations; session, how long in ms, most entries: enters it, and takes expired ones off the front. An entry says
     /// which one is before it (`p`), so that whoever follows sees whether one is missing.
     REVOKE = r"

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use base64::Engine as _;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
 use chrono::{TimeDelta, Utc};
-use drawbridge_auth::records::Records;
+use drawbridge_auth::records::{Records, Token};
 use drawbridge_auth::token::{Secret, SecretKind};
 use drawbridge_core::seal::{KeyRing, Purpose, SealKey};
 use jsonwebtoken::{Algorithm, EncodingKey, Header};
@@ -278,4 +278,44 @@ async fn a_flood_of_invalid_tokens_gets_429_and_good_ones_of_its_address_are_let
     assert_eq!(list(&world.client(0), "/mcp").await.status(), 401);
     let log = world.gateways[0].program.stderr();
     assert_eq!(log.matches("too many invalid credentials from one address").count(), 1);
+}
+
+#[tokio::test]
+async fn a_token_is_limited_at_all_endpoints_together_and_its_successor_with_it() {
+    let more = "limits: { token: { requests: 3, window: 1h } }\n";
+    let world = World::with("tokens", more).await;
+    let (ann, bob) = (world.user("ann").await, world.user("bob").await);
+    let everywhere = |token: &mut Token| token.endpoints = ["*".to_owned()].into();
+    let (first, secret) = world.token_with(&ann, &["mcp:read"], everywhere).await;
+    let (_, next) = world
+        .token_with(&ann, &["mcp:read"], |token| {
+            everywhere(token);
+            token.chain.clone_from(&first.chain);
+        })
+        .await;
+    assert_eq!(world.status(0, "/mcp/demo", secret.expose()).await, 200);
+    assert_eq!(world.status(0, "/mcp/dev", secret.expose()).await, 200);
+    assert_eq!(world.status(0, "/mcp/dev", next.expose()).await, 200);
+    assert_eq!(world.status(0, "/mcp/demo", next.expose()).await, 429);
+    assert_eq!(world.status(0, "/mcp/dev", secret.expose()).await, 429);
+    assert_eq!(world.status(0, "/mcp", &world.token(&bob).await).await, 200);
+}
+
+#[tokio::test]
+async fn a_tool_can_be_limited_for_each_caller_alone() {
+    let more = "limits: { tools: [{ name: echo, requests: 1, window: 1h, per: caller }] }\n";
+    let world = World::with("tokens", more).await;
+    let call = async |token: &str| {
+        let params = json!({ "name": "echo", "arguments": { "message": "x" } });
+        let body = drawbridge_testkit::client::request(1, "tools/call", params).to_string();
+        let answer = world.client(0).bearer(token).post("/mcp", &[], body).await;
+        assert_eq!(answer.status(), 200);
+        answer.json().await["error"]["data"]["code"].as_str().map(str::to_owned)
+    };
+    for name in ["ann", "bob"] {
+        let user = world.user(name).await;
+        let token = world.token(&user).await;
+        assert_eq!(call(&token).await, None);
+        assert_eq!(call(&token).await.as_deref(), Some("rate_limited"));
+    }
 }

@@ -9,6 +9,7 @@ mod backend_auth;
 mod endpoint;
 mod outbound;
 mod public;
+mod rate;
 mod redis;
 mod tracing;
 
@@ -171,7 +172,7 @@ pub(super) fn file(checker: &mut Checker<'_>, file: raw::File) -> (Config, BTree
     config.audit = audit::audit(checker, file.audit, &config);
     config.log = log(checker, file.log.unwrap_or_default());
     config.otlp = tracing::otlp(checker, file.tracing.unwrap_or_default());
-    config.limits = limits(checker, &file.limits.unwrap_or_default());
+    config.limits = limits(checker, file.limits.unwrap_or_default());
     config.streams = streams(checker, &file.streams.unwrap_or_default());
     config.drain = drain(&file.drain.unwrap_or_default(), config.redis.is_some());
     config.outbound = outbound::outbound(checker, file.outbound.unwrap_or_default());
@@ -289,7 +290,7 @@ fn unknown_level(filter: &str) -> Option<&str> {
     words.find(|word| !word.is_empty() && !word.contains('=') && word.parse::<LevelFilter>().is_err())
 }
 
-fn limits(checker: &mut Checker<'_>, raw: &raw::Limits) -> Limits {
+fn limits(checker: &mut Checker<'_>, raw: raw::Limits) -> Limits {
     let default = Limits::default();
     let size = |written: Option<ByteSize>, default| written.map_or(default, |ByteSize(bytes)| bytes);
     let count = |written: Option<NonZeroUsize>, default| written.map_or(default, NonZeroUsize::get);
@@ -311,6 +312,9 @@ fn limits(checker: &mut Checker<'_>, raw: &raw::Limits) -> Limits {
         max_parked_calls: count(raw.max_parked_calls, default.max_parked_calls),
         caller_requests_per_minute: raw.caller_requests_per_minute,
         caller_burst: raw.caller_burst,
+        token: raw.token.map(|rate| rate::rate(checker, "limits.token", &rate)),
+        endpoints: rate::endpoints(checker, raw.endpoints.unwrap_or_default()),
+        tools: rate::tools(checker, raw.tools.unwrap_or_default()),
     }
 }
 

@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use drawbridge_core::glob::Glob;
 use drawbridge_redis::{EventLimits, RedisOptions, ServerUrl};
 use ipnet::IpNet;
 use url::Url;
@@ -392,6 +393,36 @@ pub struct Limits {
     pub caller_requests_per_minute: Option<NonZeroU32>,
     /// How many of these may come at once; `None`: all of them.
     pub caller_burst: Option<NonZeroU32>,
+    /// Requests with one token.
+    pub token: Option<Rate>,
+    /// Requests at endpoints, by the names that people know them by, each known.
+    pub endpoints: BTreeMap<String, Rate>,
+    /// Calls of tools.
+    pub tools: Vec<ToolRate>,
+}
+
+/// How often something may happen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rate {
+    /// So often,
+    pub requests: NonZeroU32,
+    /// in this time, which is not 0.
+    pub window: Duration,
+    /// How many of these may come at once; `None`: all of them.
+    pub burst: Option<NonZeroU32>,
+}
+
+/// How often tools may be called.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ToolRate {
+    /// Which.
+    pub name: Glob,
+    /// How often.
+    pub rate: Rate,
+    /// Whether each caller counts alone.
+    pub is_per_caller: bool,
+    /// At which endpoint, by the name that people know it by; known.
+    pub endpoint: Option<String>,
 }
 
 impl Default for Limits {
@@ -414,6 +445,9 @@ impl Default for Limits {
             max_parked_calls: 10_000,
             caller_requests_per_minute: None,
             caller_burst: None,
+            token: None,
+            endpoints: BTreeMap::new(),
+            tools: Vec::new(),
         }
     }
 }

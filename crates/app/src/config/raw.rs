@@ -391,6 +391,52 @@ pub(super) struct Limits {
     pub(super) caller_requests_per_minute: Option<NonZeroU32>,
     /// How many of these may come at once; default all.
     pub(super) caller_burst: Option<NonZeroU32>,
+    /// Requests with one token, at all endpoints together; no limit by default.
+    pub(super) token: Option<Rate>,
+    /// Requests at an endpoint, of all callers together, by its name; `/mcp` is the default one. No limit by default.
+    pub(super) endpoints: Option<BTreeMap<String, Rate>>,
+    /// Calls of tools; no limit by default.
+    pub(super) tools: Option<Vec<ToolRate>>,
+}
+
+/// How often something may happen, over all instances.
+#[derive(Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Rate {
+    /// So often,
+    pub(super) requests: NonZeroU32,
+    /// in this time; default `1m`.
+    pub(super) window: Option<Span>,
+    /// How many of these may come at once; default all.
+    pub(super) burst: Option<NonZeroU32>,
+}
+
+/// How often tools may be called, over all instances.
+#[derive(Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ToolRate {
+    /// Which tools, as clients know them: a name, or a pattern in which `*` is any text. All of them count together.
+    pub(super) name: String,
+    /// So often,
+    pub(super) requests: NonZeroU32,
+    /// in this time; default `1m`.
+    pub(super) window: Option<Span>,
+    /// How many of these may come at once; default all.
+    pub(super) burst: Option<NonZeroU32>,
+    /// Whether all callers count together, or each alone; default `all`.
+    pub(super) per: Option<Per>,
+    /// At which endpoint; `/mcp` is the default one. At all of them together where absent.
+    pub(super) endpoint: Option<String>,
+}
+
+/// Who counts together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Per {
+    /// All callers.
+    All,
+    /// Each caller alone.
+    Caller,
 }
 
 /// Event streams to clients.

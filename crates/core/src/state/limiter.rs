@@ -36,11 +36,41 @@ pub enum Verdict {
     },
 }
 
+/// One that is to be taken.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Take {
+    /// Under which key.
+    pub key: String,
+    /// How often it may happen there.
+    pub quota: Quota,
+}
+
+/// What a limiter says of several that are to be taken together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Taken {
+    /// All of them may happen.
+    Allowed,
+    /// One of them may not happen yet.
+    Refused {
+        /// Which one: of several the one that takes longest.
+        place: usize,
+        /// After this long it may.
+        retry_after: Duration,
+    },
+}
+
 /// Counts what happens under a key.
 #[async_trait]
 pub trait Limiter: Send + Sync {
     /// Whether one more may happen under `key`; counts it if so.
     async fn take(&self, key: &str, quota: Quota) -> Result<Verdict, Unavailable>;
+
+    /// Whether one more may happen under all keys of a group; counts it under each of them if so, and under none if not.
+    /// So for each group, in their order. If the first one is refused, that is all that is said, and no other is counted.
+    ///
+    /// It is one question, however many there are. Where keys are on several nodes of a cluster, what another node
+    /// refuses may be counted all the same.
+    async fn take_groups(&self, groups: &[Vec<Take>]) -> Result<Vec<Taken>, Unavailable>;
 }
 
 /// A limiter in memory.
@@ -55,21 +85,68 @@ impl MemoryLimiter {
     }
 }
 
+type Keys = HashMap<String, Instant>;
+
+/// What is said of one more under `key`, and when it would be unused again after that: the theoretical arrival time,
+/// when all that was allowed would have come evenly.
+fn look(keys: &Keys, key: &str, quota: Quota, now: Instant) -> (Verdict, Instant) {
+    let next = keys.get(key).copied().filter(|next| *next > now).unwrap_or(now);
+    let ahead = next - now;
+    let tolerance = quota.interval.saturating_mul(quota.burst.max(1) - 1);
+    if ahead > tolerance {
+        return (Verdict::Refused { retry_after: ahead - tolerance }, next);
+    }
+    let left = (tolerance - ahead).as_nanos() / quota.interval.as_nanos().max(1);
+    (Verdict::Allowed { remaining: u32::try_from(left).unwrap_or(u32::MAX) }, next + quota.interval)
+}
+
 #[async_trait]
 impl Limiter for MemoryLimiter {
     async fn take(&self, key: &str, quota: Quota) -> Result<Verdict, Unavailable> {
+        let mut keys = self.0.lock();
+        let (verdict, next) = look(&keys, key, quota, Instant::now());
+        if let Verdict::Allowed { .. } = verdict {
+            keys.insert(key.to_owned(), next);
+        }
+        Ok(verdict)
+    }
+
+    async fn take_groups(&self, groups: &[Vec<Take>]) -> Result<Vec<Taken>, Unavailable> {
         let now = Instant::now();
         let mut keys = self.0.lock();
-        // The theoretical arrival time: when all that was allowed would have come evenly.
-        let next = keys.get(key).copied().filter(|next| *next > now).unwrap_or(now);
-        let ahead = next - now;
-        let tolerance = quota.interval.saturating_mul(quota.burst.max(1) - 1);
-        if ahead > tolerance {
-            return Ok(Verdict::Refused { retry_after: ahead - tolerance });
+        let mut all = Vec::with_capacity(groups.len());
+        for group in groups {
+            let mut taken = Taken::Allowed;
+            let mut nexts = Vec::with_capacity(group.len());
+            for (place, take) in group.iter().enumerate() {
+                let (verdict, next) = look(&keys, &take.key, take.quota, now);
+                nexts.push(next);
+                if let Verdict::Refused { retry_after } = verdict {
+                    taken = taken.or_later(place, retry_after);
+                }
+            }
+            if taken == Taken::Allowed {
+                group.iter().zip(nexts).for_each(|(take, next)| {
+                    keys.insert(take.key.clone(), next);
+                });
+            }
+            all.push(taken);
+            if all.len() == 1 && taken != Taken::Allowed {
+                break;
+            }
         }
-        keys.insert(key.to_owned(), next + quota.interval);
-        let left = (tolerance - ahead).as_nanos() / quota.interval.as_nanos().max(1);
-        Ok(Verdict::Allowed { remaining: u32::try_from(left).unwrap_or(u32::MAX) })
+        Ok(all)
+    }
+}
+
+impl Taken {
+    /// The same, where another one may happen after `retry_after` only.
+    #[must_use]
+    pub fn or_later(self, place: usize, retry_after: Duration) -> Self {
+        match self {
+            Self::Refused { retry_after: other, .. } if other >= retry_after => self,
+            _ => Self::Refused { place, retry_after },
+        }
     }
 }
 
@@ -113,10 +190,23 @@ impl WithFallback {
         if let Ok(verdict) = self.shared.take(key, quota).await {
             return verdict;
         }
+        self.sweep();
+        self.local.take(key, quota).await.unwrap_or(Verdict::Allowed { remaining: 0 })
+    }
+
+    /// The same for [groups](Limiter::take_groups); and whether that is said by this instance alone.
+    pub async fn take_groups(&self, groups: &[Vec<Take>]) -> (Vec<Taken>, bool) {
+        if let Ok(taken) = self.shared.take_groups(groups).await {
+            return (taken, false);
+        }
+        self.sweep();
+        (self.local.take_groups(groups).await.unwrap_or_default(), true)
+    }
+
+    fn sweep(&self) {
         if self.taken.fetch_add(1, Ordering::Relaxed).is_multiple_of(SWEEP_AFTER) {
             self.local.sweep();
         }
-        self.local.take(key, quota).await.unwrap_or(Verdict::Allowed { remaining: 0 })
     }
 }
 
@@ -165,6 +255,25 @@ mod tests {
         assert_eq!(of("2001:db8:1:2:3:4:5:6"), "2001:db8:1:2::");
         assert_eq!(of("192.0.2.7"), "192.0.2.7");
         assert_eq!(of("::ffff:192.0.2.7"), "192.0.2.7");
+    }
+
+    #[tokio::test]
+    async fn a_group_is_counted_as_a_whole_or_not_at_all() {
+        let limiter = MemoryLimiter::default();
+        let hour = Duration::from_secs(3600);
+        let take = |key: &str, burst| Take { key: key.to_owned(), quota: Quota { interval: hour, burst } };
+        let groups = [vec![take("a", 3), take("b", 2)], vec![take("c", 1)], vec![take("d", 9), take("c", 1)]];
+        let taken = limiter.take_groups(&groups).await.unwrap();
+        assert_eq!(&taken[..2], [Taken::Allowed; 2]);
+        assert!(matches!(taken[2], Taken::Refused { place: 1, .. }));
+        assert_eq!(limiter.take_groups(&groups[..1]).await.unwrap(), [Taken::Allowed]);
+        // The first is refused now, and nothing else is counted.
+        let taken = limiter.take_groups(&[groups[0].clone(), vec![take("e", 1)]]).await.unwrap();
+        assert!(matches!(taken[..], [Taken::Refused { place: 1, .. }]));
+        for (key, burst) in [("a", 3), ("d", 1), ("e", 1)] {
+            let quota = Quota { interval: hour, burst };
+            assert_eq!(limiter.take(key, quota).await.unwrap(), Verdict::Allowed { remaining: 0 }, "{key}");
+        }
     }
 
     proptest! {

@@ -23,6 +23,7 @@ use serde::{Deserialize, Serialize};
 
 use super::resume::Place;
 use super::session::{STANDALONE, Session};
+use super::sse::Posted;
 use crate::Inner;
 use crate::gate::Caller;
 use crate::modern::Sessionless;
@@ -67,6 +68,9 @@ struct PostFrame {
     endpoint: String,
     principal: String,
     connection: String,
+    /// It is the answer to a message that comes too often.
+    #[serde(default)]
+    is_answer: bool,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -113,12 +117,16 @@ pub(super) async fn pass_post(
     endpoint: &Endpoint,
     caller: &Caller,
     connection: &str,
-    text: &[u8],
+    posted: &Posted,
 ) -> Result<(), Refusal> {
     let not_found = || Refusal::not_found("session not found; connect again");
     let name = endpoint.name().map(ToString::to_string).unwrap_or_default();
     let principal = caller.principal.as_str().to_owned();
-    let header = PostFrame { endpoint: name, principal, connection: connection.to_owned() };
+    let (text, is_answer) = match posted {
+        Posted::Message(text) => (text, false),
+        Posted::Answer(text) => (text, true),
+    };
+    let header = PostFrame { endpoint: name, principal, connection: connection.to_owned(), is_answer };
     match inner.peers.request(to, POST, frame(&header, text), PEER_TIME).await {
         Ok(answer) => match unframe::<PostedFrame>(&answer) {
             Some((posted, _)) if posted.status == 202 => Ok(()),
@@ -304,7 +312,8 @@ async fn resume(inner: &Inner, opening: &Bytes, mut channel: Channel) {
 
 async fn post(inner: &Arc<Inner>, opening: Bytes, channel: &Channel) {
     let Some((to, text)) = unframe::<PostFrame>(&opening) else { return };
-    let status = super::sse::take_passed(inner, &to.endpoint, &to.principal, &to.connection, text);
+    let posted = if to.is_answer { Posted::Answer(text) } else { Posted::Message(text) };
+    let status = super::sse::take_passed(inner, &to.endpoint, &to.principal, &to.connection, posted);
     let _ = channel.send(frame(&PostedFrame { status: status.as_u16() }, b"")).await;
 }
 

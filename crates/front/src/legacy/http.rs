@@ -60,13 +60,14 @@ fn check_version(headers: &HeaderMap) -> Result<(), Refusal> {
     }
 }
 
-/// Answers a POST.
+/// Answers a POST. `refused` are the answers to those messages of a batch that are not among `incoming` any more.
 pub(crate) async fn post(
     inner: &Arc<Inner>,
     endpoint: &Arc<Endpoint>,
     head: &Parts,
     caller: &Caller,
     incoming: Incoming,
+    refused: Vec<Message>,
 ) -> Result<Response<Body>, Refusal> {
     check_version(&head.headers)?;
     if let Incoming::One(message) = &incoming
@@ -98,7 +99,7 @@ pub(crate) async fn post(
         Incoming::Batch(_) if !session.client().version.has_batches() => return Err(no_batches()),
         Incoming::Batch(messages) => (messages, true),
     };
-    take(inner, &session, messages, batch).await
+    take(inner, &session, messages, batch, refused).await
 }
 
 /// Whether something of a session has to be remembered for what it sends.
@@ -253,9 +254,9 @@ async fn take(
     session: &Arc<Session>,
     messages: Vec<Result<Message, Invalid>>,
     batch: bool,
+    mut answered: Vec<Message>,
 ) -> Result<Response<Body>, Refusal> {
     let mut calls = Vec::new();
-    let mut answered: Vec<Message> = Vec::new();
     for message in messages {
         match message {
             Err(invalid) => answered.push(invalid.to_rpc_error().to_message(invalid.id.as_ref())),

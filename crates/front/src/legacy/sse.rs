@@ -24,6 +24,7 @@ use super::{fleet, handle, resume};
 use crate::Inner;
 use crate::body;
 use crate::gate::{Caller, Kept};
+use crate::limits::Plan;
 use crate::record::{self, End, Record};
 use crate::reply::{self, Refusal};
 use crate::route::Route;
@@ -164,6 +165,7 @@ pub(crate) async fn post(
     route: &Route,
     head: &Parts,
     caller: &Caller,
+    mut plan: Plan<'_>,
     body: Body,
 ) -> Result<Response<Body>, Refusal> {
     let query = head.uri.query().unwrap_or_default();
@@ -178,7 +180,12 @@ pub(crate) async fn post(
         if let Err(kept) = caller.may_send(&message) {
             return Ok(turned_away(inner, route, &endpoint, &kept, message));
         }
-        fleet::pass_post(inner, &owner, &endpoint, caller, &id, &text).await?;
+        let posted = match limit(inner, route, &endpoint, &mut plan, message).await {
+            Ok(Limited::Allowed(_)) => Posted::Message(text),
+            Ok(Limited::Refused(answer)) => Posted::Answer(answer),
+            Err(response) => return Ok(response),
+        };
+        fleet::pass_post(inner, &owner, &endpoint, caller, &id, &posted).await?;
         return Ok(reply::accepted());
     }
     let connection = inner.legacy.connections.0.lock().get(id.as_ref()).cloned();
@@ -186,12 +193,54 @@ pub(crate) async fn post(
     let connection = connection.filter(is_theirs).ok_or_else(not_found)?;
     let text = body::read(body, inner.live().options.max_body_bytes).await?;
     let message = parse(text)?;
+    let endpoint = inner.endpoint(&route.endpoint).ok_or_else(not_found)?;
     if let Err(kept) = caller.may_send(&message) {
-        let endpoint = inner.endpoint(&route.endpoint).ok_or_else(not_found)?;
         return Ok(turned_away(inner, route, &endpoint, &kept, message));
     }
-    take(inner, &connection, message)?;
+    match limit(inner, route, &endpoint, &mut plan, message).await {
+        Ok(Limited::Allowed(message)) => take(inner, &connection, *message)?,
+        Ok(Limited::Refused(answer)) => send(&connection, answer),
+        Err(response) => return Ok(response),
+    }
     Ok(reply::accepted())
+}
+
+/// What is posted to a connection.
+pub(super) enum Posted {
+    /// A message of the client.
+    Message(Bytes),
+    /// The answer to one that comes too often.
+    Answer(Bytes),
+}
+
+enum Limited {
+    Allowed(Box<Message>),
+    /// The answer, which belongs on the stream.
+    Refused(Bytes),
+}
+
+/// Whether a message may come now; else what its POST is answered, or what goes on the stream.
+async fn limit(
+    inner: &Inner,
+    route: &Route,
+    endpoint: &Arc<Endpoint>,
+    plan: &mut Plan<'_>,
+    message: Message,
+) -> Result<Limited, Response<Body>> {
+    let incoming = Incoming::One(message);
+    match inner.limiting.after(plan, &incoming, &inner.metrics.limits).await {
+        Ok(limited) => match record::without_limited(endpoint, Era::Legacy, incoming, limited) {
+            Ok((Incoming::One(message), _)) => Ok(Limited::Allowed(Box::new(message))),
+            Ok((Incoming::Batch(_), _)) => Err(reply::accepted()),
+            Err(refusal) => Ok(Limited::Refused(refusal.message().bytes().clone())),
+        },
+        Err(too_often) => {
+            let kept = Kept::TooOften(too_often.retry_after);
+            let response = inner.turn_away(&kept, route.endpoint.as_deref());
+            record::turned_away(endpoint, Era::Legacy, &incoming, response.status());
+            Err(response)
+        }
+    }
 }
 
 fn turned_away(
@@ -212,13 +261,20 @@ pub(super) fn take_passed(
     endpoint: &str,
     principal: &str,
     id: &str,
-    text: Bytes,
+    posted: Posted,
 ) -> StatusCode {
     let connection = inner.legacy.connections.0.lock().get(id).cloned();
     let belongs = |c: &Arc<Connection>| {
         c.endpoint.as_deref().unwrap_or_default() == endpoint && c.principal.as_str() == principal
     };
     let Some(connection) = connection.filter(belongs) else { return StatusCode::NOT_FOUND };
+    let text = match posted {
+        Posted::Message(text) => text,
+        Posted::Answer(answer) => {
+            send(&connection, answer);
+            return StatusCode::ACCEPTED;
+        }
+    };
     let caller = connection.caller.clone();
     match parse(text).and_then(|message| request::passed(caller, || take(inner, &connection, message))) {
         Ok(()) => StatusCode::ACCEPTED,

@@ -86,7 +86,10 @@ contracts! {
         a_burst_is_allowed_and_then_nothing,
         what_was_refused_is_allowed_after_the_time_it_was_told,
         keys_do_not_share_a_quota,
-        a_limit_holds_over_all_instances;
+        a_limit_holds_over_all_instances,
+        a_group_is_allowed_if_all_of_it_is,
+        groups_after_the_first_are_allowed_by_themselves,
+        a_group_and_a_key_alone_count_the_same;
 }
 
 #[tokio::test]

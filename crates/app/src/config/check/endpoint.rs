@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::config::check::Checker;
+use crate::config::check::{Checker, rate};
 use crate::config::model::{Config, Endpoint};
 use crate::config::problem::suggest;
 use crate::config::raw;
@@ -55,6 +55,7 @@ pub(in crate::config) fn endpoints(
         members(checker, &path, known, &endpoint.backends);
         config.endpoints.insert(name, Endpoint { backends: endpoint.backends });
     }
+    rate::names(checker, config, known);
 }
 
 fn members(checker: &mut Checker<'_>, path: &str, known: &BTreeSet<String>, members: &[String]) {

@@ -1,6 +1,6 @@
 use std::time::{Duration, Instant};
 
-use drawbridge_core::state::{Quota, Verdict};
+use drawbridge_core::state::{Quota, Take, Taken, Verdict};
 
 use crate::fleet::{Fleet, at_last, name};
 
@@ -60,4 +60,47 @@ pub(crate) async fn a_limit_holds_over_all_instances(fleet: &Fleet) {
     let verdicts = futures_util::future::try_join_all(taking).await.unwrap();
     let allowed = verdicts.iter().filter(|verdict| matches!(verdict, Verdict::Allowed { .. }));
     assert_eq!(allowed.count(), 10);
+}
+
+fn take(key: &str, burst: u32) -> Take {
+    Take { key: key.to_owned(), quota: Quota { interval: HOUR, burst } }
+}
+
+pub(crate) async fn a_group_is_allowed_if_all_of_it_is(fleet: &Fleet) {
+    let [a, b, c] = ["a", "b", "c"].map(name);
+    let group = [vec![take(&a, 9), take(&b, 2), take(&c, 9)]];
+    for instance in [&fleet.one, &fleet.two] {
+        assert_eq!(instance.limiter.take_groups(&group).await.unwrap(), [Taken::Allowed]);
+    }
+    let taken = fleet.one.limiter.take_groups(&group).await.unwrap();
+    let [Taken::Refused { place: 1, retry_after }] = taken[..] else { panic!("{taken:?}") };
+    assert!(retry_after <= HOUR && retry_after > HOUR - Duration::from_secs(60), "{retry_after:?}");
+    assert_eq!(fleet.one.limiter.take_groups(&[]).await.unwrap(), []);
+    let none = Take { key: name("key"), quota: Quota { interval: Duration::ZERO, burst: 1 } };
+    let many = vec![vec![none.clone()], vec![none.clone(), none]];
+    assert_eq!(fleet.one.limiter.take_groups(&many).await.unwrap(), [Taken::Allowed; 2]);
+}
+
+pub(crate) async fn groups_after_the_first_are_allowed_by_themselves(fleet: &Fleet) {
+    let [first, a, b] = ["first", "a", "b"].map(name);
+    let groups = [vec![take(&first, 2)], vec![take(&a, 1)], vec![take(&b, 9)], vec![take(&a, 1)]];
+    let taken = fleet.one.limiter.take_groups(&groups).await.unwrap();
+    assert_eq!(&taken[..3], [Taken::Allowed; 3]);
+    assert!(matches!(taken[3], Taken::Refused { place: 0, .. }), "{taken:?}");
+    let taken = fleet.two.limiter.take_groups(&groups).await.unwrap();
+    assert!(matches!(
+        taken[..],
+        [Taken::Allowed, Taken::Refused { .. }, Taken::Allowed, Taken::Refused { .. }]
+    ));
+    let taken = fleet.two.limiter.take_groups(&groups).await.unwrap();
+    assert!(matches!(taken[..], [Taken::Refused { place: 0, .. }]), "{taken:?}");
+}
+
+pub(crate) async fn a_group_and_a_key_alone_count_the_same(fleet: &Fleet) {
+    let key = name("key");
+    let quota = Quota { interval: HOUR, burst: 3 };
+    assert_eq!(fleet.one.limiter.take(&key, quota).await.unwrap(), Verdict::Allowed { remaining: 2 });
+    let taken = fleet.two.limiter.take_groups(&[vec![take(&key, 3)]]).await.unwrap();
+    assert_eq!(taken, [Taken::Allowed]);
+    assert_eq!(fleet.one.limiter.take(&key, quota).await.unwrap(), Verdict::Allowed { remaining: 0 });
 }
