@@ -174,6 +174,8 @@ fn described() -> (Router<Arc<Api>>, OpenApi) {
         .routes(routes!(gateway::endpoints))
         .routes(routes!(gateway::sessions))
         .routes(routes!(gateway::end_session))
+        .routes(routes!(gateway::connections))
+        .routes(routes!(gateway::disconnect))
         .split_for_parts();
     (router, complete(document))
 }

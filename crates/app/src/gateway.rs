@@ -114,6 +114,7 @@ impl Gateway {
         if let Some(audit) = &audit {
             audit.start();
         }
+        let connections = doors.connections.clone();
         let wired = Arc::new(wire(&config, state, records, doors, guard, cores + 1, &work)?);
         let workers = Arc::new(Workers::start(cores, &wired.front, &work)?);
         let accepting = {
@@ -142,7 +143,7 @@ impl Gateway {
         let api = match &gateway.access {
             Some(access) => {
                 let origin = access.origin().cloned();
-                access.admin_api(Overview::new(gateway.wired.clone(), name.clone(), origin))
+                access.admin_api(Overview::new(gateway.wired.clone(), name.clone(), origin, connections))
             }
             None => drawbridge_admin::api::absent(),
         };

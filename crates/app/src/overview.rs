@@ -8,13 +8,14 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use chrono::{DateTime, Utc};
 use drawbridge_admin::api::gateway::{
-    Backend, BackendState, Endpoint, Gateway, Instance, LastError, Session,
+    Backend, BackendState, Connection, Endpoint, Gateway, Instance, LastError, Session,
 };
 use drawbridge_auth::resource::Origin;
 use drawbridge_core::event_log::SessionKey;
 use drawbridge_core::fleet::relay::{frame, unframe};
 use drawbridge_core::fleet::{Channel, Service};
 use drawbridge_core::state::InstanceId;
+use drawbridge_credentials::connections::{Connections, Shown};
 use drawbridge_front::SessionOverview;
 use futures_util::future::join_all;
 use serde::{Deserialize, Serialize};
@@ -34,6 +35,8 @@ pub(crate) struct Overview {
     started_at: DateTime<Utc>,
     /// What names the resources, where tokens name them.
     origin: Option<Origin>,
+    /// What users have at backends, if there are such.
+    connections: Option<Arc<Connections>>,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -50,8 +53,13 @@ struct Report {
 
 impl Overview {
     /// The view from this instance, which has this `name`. The others may ask it from now on.
-    pub(crate) fn new(wired: Arc<Wired>, name: String, origin: Option<Origin>) -> Arc<Self> {
-        let this = Arc::new(Self { wired, name, started_at: Utc::now(), origin });
+    pub(crate) fn new(
+        wired: Arc<Wired>,
+        name: String,
+        origin: Option<Origin>,
+        connections: Option<Arc<Connections>>,
+    ) -> Arc<Self> {
+        let this = Arc::new(Self { wired, name, started_at: Utc::now(), origin, connections });
         // What the peers have must not keep all of the gateway.
         this.wired.peers.serve(SERVICE, Arc::new(Desk(Arc::downgrade(&this))));
         this
@@ -262,6 +270,27 @@ impl Gateway for Overview {
         }
         let more = all.len() > most;
         (all.into_values().take(most).collect(), more)
+    }
+
+    async fn connections(&self, user: &str) -> Result<Vec<Connection>, String> {
+        let Some(connections) = &self.connections else { return Ok(Vec::new()) };
+        let shown = connections.shown(user).await.map_err(|error| error.to_string())?;
+        let of = |shown: Shown| Connection {
+            backend: shown.backend,
+            host: shown.host,
+            status: shown.status.map(|status| status.as_str().to_owned()),
+            since: shown.since,
+        };
+        Ok(shown.into_iter().map(of).collect())
+    }
+
+    async fn disconnect(&self, user: &str, backend: &str) -> Result<bool, String> {
+        let Some(connections) = &self.connections else { return Ok(false) };
+        if !connections.backends().iter().any(|known| known == backend) {
+            return Ok(false);
+        }
+        connections.disconnect(user, backend).await.map_err(|error| error.to_string())?;
+        Ok(true)
     }
 
     async fn end_session(&self, key: &str) -> bool {

@@ -22,8 +22,10 @@ use drawbridge_testkit::gateway::{Gateway, Setup};
 use drawbridge_testkit::provider::{Checker, Provider};
 use drawbridge_testkit::{PATIENCE, eventually, soon};
 use futures_util::future::join_all;
+use http::Method;
 use serde_json::{Value, json};
 
+use super::admin_tokens::{FIRST, Operator};
 use super::own_credentials::guarded;
 use super::world::{Browser, P, Page, World, encoded};
 use crate::backends::spawn;
@@ -262,7 +264,7 @@ async fn t54_until_it_is_connected_a_backend_has_one_tool_and_listeners_hear_of_
     assert_eq!((gone.status, gone.location()), (303, Some("/connections")));
     assert_eq!(listen.message().await["method"], "notifications/tools/list_changed");
     assert!(names(&client.call("tools/list", json!({})).await).contains(&"gh__connect"));
-    assert_eq!(place.connection(&ann).await, None);
+    assert!(place.connection(&ann).await.is_none());
     assert_eq!(place.provider.ended(), 1, "the server was told");
     let page = browser.get("/connections").await;
     assert!(page.text.contains("not connected") && !page.text.contains("Disconnect"), "{}", page.text);
@@ -843,4 +845,34 @@ async fn the_gateway_is_known_by_its_document_where_that_is_understood() {
     let refused = super::world::list(&client.bearer(assertion), "/mcp").await;
     assert_eq!(refused.status(), 401);
     assert_eq!(provider.clients(), 0, "it did not register");
+}
+
+#[tokio::test]
+async fn operators_see_what_a_user_has_connected_and_can_end_it() {
+    let provider = Provider::start().await;
+    let backend = guarded(provider.checker()).await;
+    let first = format!("admin: {{ bootstrap_token: {FIRST} }}");
+    let world =
+        World::over("embedded", "", |setup| with(setup.config(&first), &backend, &provider, "modern")).await;
+    let place = Place { world, provider, backend };
+    let (ann, bob) = (place.world.user("ann").await, place.world.user("bob").await);
+    place.connect(&ann, "octo-ann").await;
+    let operator = Operator::at(&place.world.gateways[0]);
+    let of = async |user: &User| {
+        let path = format!("users/{}/connections", user.id);
+        operator.ask(Method::GET, &path, None).await.json().await["items"][0].clone()
+    };
+    let anns = of(&ann).await;
+    assert_eq!((&anns["backend"], &anns["status"]), (&json!("gh"), &json!("connected")), "{anns}");
+    assert!(anns["since"].is_string());
+    assert_eq!(of(&bob).await["status"], Value::Null);
+
+    let path = format!("users/{}/connections/gh", ann.id);
+    assert_eq!(operator.ask(Method::DELETE, &path, None).await.status(), 204);
+    assert_eq!(of(&ann).await["status"], Value::Null);
+    assert!(place.connection(&ann).await.is_none());
+    let nowhere = format!("users/{}/connections/demo", ann.id);
+    assert_eq!(operator.ask(Method::DELETE, &nowhere, None).await.status(), 404);
+    let audit = operator.ask(Method::GET, "audit", None).await.text().await;
+    assert!(audit.contains("connection.remove"), "{audit}");
 }

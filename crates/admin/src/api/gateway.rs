@@ -30,6 +30,31 @@ pub trait Gateway: Send + Sync {
     async fn sessions(&self, after: Option<String>, most: usize) -> (Vec<Session>, bool);
     /// Ends a session at all instances. `false` for what is no key of one.
     async fn end_session(&self, key: &str) -> bool;
+    /// What a user has connected, at each backend where users can.
+    ///
+    /// # Errors
+    ///
+    /// Why that can't be told now.
+    async fn connections(&self, user: &str) -> Result<Vec<Connection>, String>;
+    /// Forgets what a user has connected at a backend, and revokes it there. `false` if users can't connect there.
+    ///
+    /// # Errors
+    ///
+    /// Why that can't be done now.
+    async fn disconnect(&self, user: &str, backend: &str) -> Result<bool, String>;
+}
+
+/// A backend at which users have accounts of their own, and what one of them has there.
+#[derive(Debug, Clone, Serialize, ToSchema)]
+pub struct Connection {
+    /// The backend.
+    pub backend: String,
+    /// Where it is.
+    pub host: String,
+    /// `connected`; `needs_reauth` or `needs_scope` if the user has to do so again; null if they never were.
+    pub status: Option<String>,
+    /// Since when.
+    pub since: Option<DateTime<Utc>>,
 }
 
 /// A running instance.
@@ -204,6 +229,34 @@ pub(crate) async fn sessions(
     let (items, more) = running(&api)?.sessions(page.after, page.limit as usize).await;
     let next = items.last().filter(|_| more).map(|session| session.key.clone());
     Ok(Json(Listed { items, next }))
+}
+
+/// Lists what a user has connected at backends where each user has an account of their own.
+#[utoipa::path(get, path = "/admin/v1/users/{id}/connections", tag = "users", operation_id = "listConnections", params(("id" = String, Path)),
+    responses((status = 200, body = Listed<Connection>)))]
+pub(crate) async fn connections(
+    State(api): State<Arc<Api>>,
+    Path(id): Path<String>,
+) -> Result<Json<Listed<Connection>>, Problem> {
+    let items = running(&api)?.connections(&id).await.map_err(Problem::unavailable)?;
+    Ok(Json(Listed { items, next: None }))
+}
+
+/// Forgets what a user has connected at a backend, and revokes it there if that backend's server can. The user may connect
+/// again.
+#[utoipa::path(delete, path = "/admin/v1/users/{id}/connections/{backend}", tag = "users", operation_id = "removeConnection",
+    params(("id" = String, Path), ("backend" = String, Path)),
+    responses((status = 204, description = "There is none any more."), (status = 404, body = Problem)))]
+pub(crate) async fn disconnect(
+    State(api): State<Arc<Api>>,
+    caller: Caller,
+    Path((id, backend)): Path<(String, String)>,
+) -> Result<Response, Problem> {
+    if !running(&api)?.disconnect(&id, &backend).await.map_err(Problem::unavailable)? {
+        return Err(Problem::not_found("there is no backend with this name at which users have accounts"));
+    }
+    api.note(&caller, "connection.remove", &id, json!({ "backend": backend })).await?;
+    Ok(StatusCode::NO_CONTENT.into_response())
 }
 
 /// Ends a session: its streams and calls end, and no instance takes its id any more. Whoever had it may begin another;
