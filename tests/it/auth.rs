@@ -3,6 +3,7 @@
 mod accounts;
 mod admin_grants;
 mod admin_tokens;
+mod attacks;
 mod audit;
 mod authorize;
 mod cimd;

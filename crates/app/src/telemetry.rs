@@ -40,7 +40,14 @@ static IS_JSON: AtomicBool = AtomicBool::new(false);
 /// Makes the process log as `log` says, from now on.
 pub fn apply(log: &Log) {
     IS_JSON.store(log.format == LogFormat::Json, Ordering::Relaxed);
-    let filter = || EnvFilter::try_new(&log.level).unwrap_or_else(|_| EnvFilter::new("info"));
+    let filter = || {
+        let filter = EnvFilter::try_new(&log.level).unwrap_or_else(|_| EnvFilter::new("info"));
+        // It tells of each line that is written beside the configuration, and so of what it has told.
+        match "notify=info".parse() {
+            Ok(quiet) => filter.add_directive(quiet),
+            Err(_) => filter,
+        }
+    };
     let mut is_new = false;
     let logger = LOGGER.get_or_init(|| {
         is_new = true;

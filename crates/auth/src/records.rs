@@ -9,6 +9,7 @@ use std::net::IpAddr;
 
 use async_trait::async_trait;
 use chrono::{DateTime, Utc};
+use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -152,6 +153,14 @@ pub enum TokenStatus {
 }
 
 impl Token {
+    /// Whether it is accepted from `address`. Networks that can't be read are none.
+    pub fn may_come_from(&self, address: Option<IpAddr>) -> bool {
+        let mut networks = self.networks.iter().filter_map(|text| text.parse::<IpNet>().ok());
+        self.networks.is_empty()
+            || address
+                .is_some_and(|address| networks.any(|network| network.contains(&address.to_canonical())))
+    }
+
     /// Its state at `now`.
     pub fn status(&self, now: Time) -> TokenStatus {
         match (self.revoked_at, self.expires_at) {
@@ -334,6 +343,9 @@ pub trait Records: Send + Sync {
     async fn user_of(&self, issuer: &str, subject: &str) -> Result<Option<User>>;
     /// Users.
     async fn users(&self, page: &PageRequest) -> Result<Page<User>>;
+    /// Counts the version of a user up, so that nothing that was given out for it is good any more; the version before.
+    /// `None` if there is no such user.
+    async fn raise_user_version(&self, id: &str) -> Result<Option<i64>>;
     /// Disables a user, or enables one again. Counts the version up if that changes something; returns the user as
     /// before and after.
     async fn set_user_disabled(&self, id: &str, disabled: bool, now: Time) -> Result<Option<(User, User)>>;

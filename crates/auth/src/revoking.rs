@@ -63,6 +63,20 @@ impl RevocationKey {
     }
 }
 
+impl RevocationKey {
+    /// Reads what is shown of a key.
+    pub fn parse(text: &str) -> Option<Self> {
+        SessionKey::parse(text).map(|key| Self(key.0))
+    }
+}
+
+impl std::fmt::Display for RevocationKey {
+    /// 32 hexadecimal digits.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        SessionKey(self.0).fmt(f)
+    }
+}
+
 impl From<RevocationKey> for SessionKey {
     /// The log names all that it has in one way.
     fn from(key: RevocationKey) -> Self {

@@ -374,12 +374,16 @@ impl Verifier {
         Ok(token)
     }
 
-    /// The user who signs in with this token.
+    /// The user who signs in with this token from `address`, and what is revoked with the token.
     ///
     /// # Errors
     ///
     /// If nobody does, or that can't be told.
-    pub async fn sign_in(&self, secret: &str) -> Result<User, Refused> {
+    pub async fn sign_in(
+        &self,
+        secret: &str,
+        address: Option<IpAddr>,
+    ) -> Result<(User, RevocationKey), Refused> {
         if !matches!(token::parse(secret), Some(SecretKind::Personal)) {
             return Err(Refused::Invalid("it is no personal token"));
         }
@@ -389,8 +393,12 @@ impl Verifier {
         if !token.scopes.contains(scope::LOGIN) {
             return Err(Refused::Invalid("it lacks the scope login"));
         }
-        self.note_use(&token.id, None);
-        owner.ok_or(Refused::Invalid("it is nobody's"))
+        if !token.may_come_from(address) {
+            return Err(Refused::Invalid("it is not accepted from this address"));
+        }
+        self.note_use(&token.id, address);
+        let key = RevocationKey::token(&token.id, token.version);
+        owner.map(|owner| (owner, key)).ok_or(Refused::Invalid("it is nobody's"))
     }
 
     /// The grant that an access token of the gateway's own is of, whatever has become of that since.

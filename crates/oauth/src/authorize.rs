@@ -1,14 +1,14 @@
 //! The authorization endpoint (RFC 6749 § 4.1.1, RFC 7636, RFC 8707, RFC 9207). Until the client and its redirect URI
 //! are proven, whatever is wrong is told on a page; from then on the client is told.
 
-use axum::body::{Body, to_bytes};
+use axum::body::Body;
 use axum::extract::State;
 use chrono::Utc;
 use http::{HeaderMap, Method, Request, Response, StatusCode};
 
 use crate::browser::{Browser, Login};
 use crate::clients::Shared;
-use crate::form::{Form, MAX_BODY_BYTES, Twice};
+use crate::form::{self, Form, Twice};
 use crate::limits::Limited;
 use crate::pages::{self, ErrorPage};
 use crate::text::{Text, printable};
@@ -31,7 +31,7 @@ pub(crate) async fn authorize(State(inner): State<Shared>, request: Request<Body
     }
     let (head, body) = request.into_parts();
     let form = if head.method == Method::POST {
-        match to_bytes(body, MAX_BODY_BYTES).await {
+        match form::read(body).await {
             Ok(bytes) => Form::parse(&bytes),
             Err(_) => return inner.trouble(text, StatusCode::BAD_REQUEST, text.bad_request),
         }

@@ -3,6 +3,7 @@
 
 use chrono::{DateTime, TimeDelta, Utc};
 use drawbridge_auth::records::User;
+use drawbridge_auth::revoking::RevocationKey;
 use drawbridge_core::seal::Purpose;
 use http::header::{COOKIE, SET_COOKIE};
 use http::{HeaderMap, HeaderValue};
@@ -37,6 +38,9 @@ pub(crate) struct Login {
     /// In which browser.
     #[serde(rename = "b")]
     browser: String,
+    /// What ends it, if it came of a token.
+    #[serde(rename = "k", default, skip_serializing_if = "Option::is_none")]
+    pub(crate) key: Option<String>,
 }
 
 impl Browser {
@@ -64,9 +68,9 @@ impl Browser {
 
 impl Login {
     /// A login of `user` just now.
-    pub(crate) fn now(user: &User, browser: &Browser) -> Self {
-        let at = Utc::now().timestamp();
-        Self { user: user.id.clone(), version: user.version, at, browser: browser.name() }
+    pub(crate) fn now(user: &User, browser: &Browser, key: Option<RevocationKey>) -> Self {
+        let (at, key) = (Utc::now().timestamp(), key.map(|key| key.to_string()));
+        Self { user: user.id.clone(), version: user.version, at, browser: browser.name(), key }
     }
 
     /// Who has logged in with this browser, if that is not too long ago. Whether the user may still is for others.
@@ -74,7 +78,8 @@ impl Login {
         let sealed = cookie(headers, &inner.cookie_name("login"))?;
         let login: Self = serde_json::from_slice(&inner.ring.open(Purpose::Login, sealed)?).ok()?;
         let is_fresh = Utc::now().timestamp() - login.at < LOGIN_TIME.num_seconds();
-        (is_fresh && login.browser == browser.name()).then_some(login)
+        let is_good = is_fresh && login.browser == browser.name() && !inner.has_ended(login.key.as_deref());
+        is_good.then_some(login)
     }
 
     /// When.
@@ -94,6 +99,12 @@ impl Login {
 }
 
 impl Inner {
+    /// Whether the token was revoked that a login came of.
+    pub(crate) fn has_ended(&self, key: Option<&str>) -> bool {
+        // What names a key that can't be read is no longer good.
+        key.is_some_and(|key| RevocationKey::parse(key).is_none_or(|key| self.revocations.is_revoked(&key)))
+    }
+
     /// Cookies that only this host can have set, where that can be had.
     fn cookie_name(&self, what: &str) -> String {
         if self.origin.is_secure() {

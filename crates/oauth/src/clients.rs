@@ -255,9 +255,7 @@ impl<'f> Presented<'f> {
 
 /// Reads the body of a request that is JSON.
 pub(crate) async fn read_json(body: Body) -> Result<Value, OAuthError> {
-    let bytes = axum::body::to_bytes(body, crate::form::MAX_BODY_BYTES)
-        .await
-        .map_err(|_| OAuthError::invalid_client_metadata("The body is larger than 64 KiB or broken off"))?;
+    let bytes = crate::form::read(body).await.map_err(OAuthError::invalid_client_metadata)?;
     serde_json::from_slice(&bytes)
         .map_err(|error| OAuthError::invalid_client_metadata(format!("The body is not JSON: {error}")))
 }

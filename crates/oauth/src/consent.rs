@@ -121,7 +121,7 @@ pub(crate) async fn decide(State(inner): State<Shared>, request: Request<Body>) 
         return inner.trouble(text, StatusCode::FORBIDDEN, text.forged);
     }
     let (head, body) = request.into_parts();
-    let bytes = axum::body::to_bytes(body, crate::form::MAX_BODY_BYTES).await.unwrap_or_default();
+    let bytes = crate::form::read(body).await.unwrap_or_default();
     let form = Form::parse(&bytes);
     let browser = Browser::of(&inner, &head.headers);
     let opened = form.get("transaction").and_then(|sealed| Transaction::open(&inner, sealed, &browser));
@@ -193,6 +193,7 @@ impl Inner {
             user_version: user.version,
             auth_time: login.time().timestamp(),
             at: Utc::now().timestamp(),
+            key: login.key.clone(),
         };
         let code = code.seal(self);
         self.answer_client(&transaction.redirect_uri, transaction.state.as_deref(), &[("code", &code)])

@@ -1,12 +1,31 @@
 //! Parameters as clients send them: in queries and in form bodies, each once.
 
+use std::collections::HashSet;
+use std::time::Duration;
+
 use axum::body::{Body, to_bytes};
+use bytes::Bytes;
 use http::{HeaderMap, header};
 
 use crate::error::OAuthError;
 
 /// The largest body, in bytes.
-pub(crate) const MAX_BODY_BYTES: usize = 64 * 1024;
+const MAX_BODY_BYTES: usize = 64 * 1024;
+/// A body that takes longer than this to arrive is given up.
+const READ_TIME: Duration = Duration::from_secs(30);
+
+/// Reads a small body.
+///
+/// # Errors
+///
+/// Why there is none.
+pub(crate) async fn read(body: Body) -> Result<Bytes, &'static str> {
+    match tokio::time::timeout(READ_TIME, to_bytes(body, MAX_BODY_BYTES)).await {
+        Ok(Ok(bytes)) => Ok(bytes),
+        Ok(Err(_)) => Err("The body is larger than 64 KiB or broken off"),
+        Err(_) => Err("The body took too long to arrive"),
+    }
+}
 
 /// Parameters in the order in which they came.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -34,9 +53,7 @@ impl Form {
         if !essence.eq_ignore_ascii_case("application/x-www-form-urlencoded") {
             return Err(OAuthError::invalid_request("The body must be application/x-www-form-urlencoded"));
         }
-        let bytes = to_bytes(body, MAX_BODY_BYTES)
-            .await
-            .map_err(|_| OAuthError::invalid_request("The body is too large or broken off"))?;
+        let bytes = read(body).await.map_err(OAuthError::invalid_request)?;
         let form = Self::parse(&bytes);
         match form.repeated(&[]) {
             Some(Twice(name)) => Err(OAuthError::invalid_request(format!(
@@ -49,10 +66,10 @@ impl Form {
 
     /// The first parameter that is there more than once and is none of `but`.
     pub(crate) fn repeated(&self, but: &[&str]) -> Option<Twice> {
-        let names: Vec<&str> = self.0.iter().map(|(name, _)| name.as_str()).collect();
-        let twice =
-            names.iter().enumerate().find(|(n, name)| !but.contains(name) && names[..*n].contains(name));
-        twice.map(|(_, name)| Twice((*name).to_owned()))
+        let mut seen = HashSet::new();
+        let mut names = self.0.iter().map(|(name, _)| name.as_str());
+        let twice = names.find(|name| !but.contains(name) && !seen.insert(*name));
+        twice.map(|name| Twice(name.to_owned()))
     }
 
     /// The value of a parameter that is there and not empty.
@@ -77,6 +94,12 @@ impl Form {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_body_that_does_not_come_is_given_up() {
+        let never = Body::from_stream(futures_util::stream::pending::<Result<Bytes, std::io::Error>>());
+        assert_eq!(read(never).await, Err("The body took too long to arrive"));
+    }
 
     #[test]
     fn what_is_there_twice_is_found() {

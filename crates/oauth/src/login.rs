@@ -53,11 +53,12 @@ impl Inner {
         &self,
         errand: Errand,
         user: &User,
+        key: Option<RevocationKey>,
         headers: &HeaderMap,
         text: &'static Text,
     ) -> Response<Body> {
         let browser = Browser::of(self, headers);
-        let login = Login::now(user, &browser);
+        let login = Login::now(user, &browser, key);
         tracing::info!(user.id = user.id, "signed in");
         let mut response = match errand {
             Errand::Authorize(transaction) => self.ask_for_consent(*transaction, &login, text).await,
@@ -107,8 +108,8 @@ pub(crate) async fn sign_in(State(inner): State<Shared>, request: Request<Body>)
         return inner.trouble(text, StatusCode::TOO_MANY_REQUESTS, text.slow_down);
     }
     let secret = form.get("token").unwrap_or_default().trim();
-    match inner.verifier.sign_in(secret).await {
-        Ok(user) => inner.logged_in(errand, &user, &head.headers, text).await,
+    match inner.verifier.sign_in(secret, address).await {
+        Ok((user, key)) => inner.logged_in(errand, &user, Some(key), &head.headers, text).await,
         Err(Refused::Invalid(why)) => {
             tracing::info!(
                 reason = why,
@@ -131,7 +132,7 @@ pub(crate) async fn callback(State(inner): State<Shared>, request: Request<Body>
     let (head, _) = request.into_parts();
     let form = Form::parse(head.uri.query().unwrap_or_default().as_bytes());
     match came_back(&inner, &form, &head.headers, text).await {
-        Ok((errand, Some(user))) => inner.logged_in(errand, &user, &head.headers, text).await,
+        Ok((errand, Some(user))) => inner.logged_in(errand, &user, None, &head.headers, text).await,
         Ok((errand, None)) => {
             tracing::info!("a user was not let in: disabled, or in none of the allowed groups");
             inner.turn_away(&errand, "the user is not allowed here", text)

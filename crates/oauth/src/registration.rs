@@ -5,7 +5,7 @@ use axum::Json;
 use axum::body::Body;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
-use chrono::Utc;
+use chrono::{TimeDelta, Utc};
 use drawbridge_auth::jwks::Fixed;
 use drawbridge_auth::records::OAuthClient;
 use drawbridge_auth::scope::OFFERED;
@@ -25,6 +25,8 @@ const MAX_REDIRECT_URIS: usize = 10;
 const MAX_NAME: usize = 256;
 /// More clients than this that never got a token are not kept.
 const MAX_UNUSED: u64 = 10_000;
+/// If there are so many, those that are older than this are forgotten.
+const UNUSED_AT_LEAST: TimeDelta = TimeDelta::hours(1);
 
 /// `POST /register`.
 pub(crate) async fn register(
@@ -41,6 +43,10 @@ pub(crate) async fn register(
     };
     body.retain(|_, value| !value.is_null());
     let metadata = metadata(&body, inner.options.registration, &inner.options.redirect_uris)?;
+    if inner.records.unused_clients().await? >= MAX_UNUSED {
+        // Whoever has registered for a login has long begun it.
+        inner.records.forget_unused_clients(Utc::now() - UNUSED_AT_LEAST).await?;
+    }
     if inner.records.unused_clients().await? >= MAX_UNUSED {
         tracing::warn!(
             limit = MAX_UNUSED,
@@ -142,7 +148,7 @@ fn metadata(
         body.get(name)
             .and_then(Value::as_str)
             .map(|text| printable(text, most))
-            .filter(|text| !text.is_empty())
+            .filter(|text| !text.trim().is_empty())
     };
     Ok(Metadata {
         client_name: text("client_name", MAX_NAME),

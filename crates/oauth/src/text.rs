@@ -237,8 +237,13 @@ impl Text {
 /// A text of somebody else as it may be shown: without what is not printed or changes the direction, and not longer than
 /// `most` characters.
 pub(crate) fn printable(text: &str, most: usize) -> String {
-    let is_bidi = |c: char| matches!(c, '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}');
-    text.chars().filter(|c| !c.is_control() && !is_bidi(*c)).take(most).collect()
+    let is_unseen = |c: char| {
+        matches!(c, '\u{ad}' | '\u{34f}' | '\u{61c}' | '\u{115f}' | '\u{1160}' | '\u{17b4}' | '\u{17b5}'
+            | '\u{180b}'..='\u{180f}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}'
+            | '\u{2800}' | '\u{3164}' | '\u{fe00}'..='\u{fe0f}' | '\u{feff}' | '\u{ffa0}' | '\u{fff9}'..='\u{fffb}'
+            | '\u{e0000}'..='\u{e0fff}')
+    };
+    text.chars().filter(|c| !c.is_control() && !is_unseen(*c)).take(most).collect()
 }
 
 #[cfg(test)]

@@ -61,6 +61,15 @@ struct Given<'a> {
 }
 
 impl Inner {
+    /// A code came again whose grant is this one.
+    async fn used_again(&self, before: &Grant, client: &Client, now: Time) -> Result<(), OAuthError> {
+        if before.client == client.id && now - before.created_at > RETRIED {
+            tracing::warn!(grant.id = before.id, "a code was used twice; its grant is revoked");
+            self.revoke_grant(&before.id, "code_reuse").await?;
+        }
+        Ok(())
+    }
+
     async fn redeem(&self, client: &Client, form: &Form) -> Result<Response, OAuthError> {
         let presented = form.get("code").ok_or_else(|| OAuthError::invalid_request("code is missing"))?;
         let code = Code::open(self, presented).ok_or_else(OAuthError::invalid_grant)?;
@@ -82,7 +91,13 @@ impl Inner {
                 revoke_reason: Some("pkce_mismatch".to_owned()),
                 ..self.grant_of(&code, now)
             };
-            let _ = self.records.redeem(&burnt, None).await?;
+            tracing::warn!(client.id = client.id, "a code was presented with a wrong code_verifier");
+            if let Redeemed::Before(before) = self.records.redeem(&burnt, None).await? {
+                self.used_again(&before, client, now).await?;
+            }
+            return Err(OAuthError::invalid_grant());
+        }
+        if self.has_ended(code.key.as_deref()) {
             return Err(OAuthError::invalid_grant());
         }
         let user = self.records.user(&code.user).await?;
@@ -94,10 +109,7 @@ impl Inner {
         match self.records.redeem(&grant, Some(&refresh)).await? {
             Redeemed::Granted => {}
             Redeemed::Before(before) => {
-                if before.client == client.id && now - before.created_at > RETRIED {
-                    tracing::warn!(grant.id = before.id, "a code was used twice; its grant is revoked");
-                    self.revoke_grant(&before.id, "code_reuse").await?;
-                }
+                self.used_again(&before, client, now).await?;
                 return Err(OAuthError::invalid_grant());
             }
         }

@@ -99,6 +99,9 @@ pub(crate) struct Code {
     /// When it was made, in seconds since 1970.
     #[serde(rename = "t")]
     pub(crate) at: i64,
+    /// What ends the login that it came of, if that was with a token.
+    #[serde(rename = "k", default, skip_serializing_if = "Option::is_none")]
+    pub(crate) key: Option<String>,
 }
 
 impl Code {

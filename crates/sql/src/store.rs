@@ -92,6 +92,10 @@ impl Records for SqlRecords {
         self.pools.read(async |c| users::page(c, page).await).await
     }
 
+    async fn raise_user_version(&self, id: &str) -> Result<Option<i64>> {
+        self.pools.write(async |c| users::raise_version(c, id).await).await
+    }
+
     async fn set_user_disabled(&self, id: &str, disabled: bool, now: Time) -> Result<Option<(User, User)>> {
         self.pools.transact(async |c| users::set_disabled(c, id, disabled, now).await).await
     }

@@ -100,6 +100,17 @@ pub(crate) async fn page(connection: &mut AnyConnection, page: &PageRequest) -> 
     list.page(connection, page, |row| read(&mut Columns::of(row)), |user| &user.id).await
 }
 
+/// The version before.
+pub(crate) async fn raise_version(connection: &mut AnyConnection, id: &str) -> sqlx::Result<Option<i64>> {
+    if !may_exist(id) {
+        return Ok(None);
+    }
+    let raise =
+        query(concat!("update users set version = version + 1 where id = $1 returning ", columns!("")));
+    let after = one(&raise.bind(id).fetch_all(connection).await?)?;
+    Ok(after.map(|user: User| user.version - 1))
+}
+
 /// In a transaction. A user as before and after.
 pub(crate) async fn set_disabled(
     connection: &mut AnyConnection,

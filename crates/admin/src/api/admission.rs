@@ -12,12 +12,11 @@ use axum::http::{HeaderMap, Method, header};
 use axum::middleware::Next;
 use axum::response::Response;
 use chrono::Utc;
-use drawbridge_auth::records::{SecretHash, Token};
+use drawbridge_auth::records::SecretHash;
 use drawbridge_auth::scope::{ADMIN_ALL, ADMIN_READ, ADMIN_TOKENS, Scopes};
 use drawbridge_auth::token::{self, TokenKind};
 use drawbridge_auth::verifier::{Refused, Verifier};
 use drawbridge_core::state::{Limiter, Quota, Verdict};
-use ipnet::IpNet;
 use subtle::ConstantTimeEq as _;
 
 use super::problem::Problem;
@@ -96,7 +95,7 @@ async fn caller(api: &Api, headers: &HeaderMap, address: Option<IpAddr>) -> Resu
             "the first token is no longer good: there are admin tokens"
         }
         Some(secret) => match verifier.admin_token(secret).await {
-            Ok(token) if may_come_from(&token, address) => {
+            Ok(token) if token.may_come_from(address) => {
                 let actor = format!("token:{}", token.id);
                 return Ok(Caller { actor, scopes: Scopes::new(token.scopes), address });
             }
@@ -124,14 +123,6 @@ fn bearer(headers: &HeaderMap) -> Option<&str> {
 
 fn is_bootstrap(secret: &str, bootstrap: Option<&SecretHash>) -> bool {
     bootstrap.is_some_and(|hash| bool::from(token::hash(secret).0.ct_eq(&hash.0)))
-}
-
-fn may_come_from(token: &Token, address: Option<IpAddr>) -> bool {
-    token.networks.is_empty()
-        || address.is_some_and(|address| {
-            let mut networks = token.networks.iter().filter_map(|text| text.parse::<IpNet>().ok());
-            networks.any(|network| network.contains(&address.to_canonical()))
-        })
 }
 
 /// Counts one of `what` from `address`. Without shared state nothing is limited.

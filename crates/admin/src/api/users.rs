@@ -243,7 +243,9 @@ pub(crate) async fn revoke_all(
     let tokens = revoke_tokens(&api, &caller, &id).await?;
     let grants = api.revoke_grants(&GrantFilter { user: Some(id.clone()), ..GrantFilter::default() }).await?;
     let all = AllRevoked { tokens: tokens.len(), grants: grants.len() };
-    let told = api.revoke(&[tokens, grants].concat()).await?;
+    // Browsers in which the user has logged in, and codes that were not redeemed yet, name the version.
+    let version = api.records.raise_user_version(&id).await?.ok_or_else(missing)?;
+    let told = api.revoke(&[tokens, grants, vec![RevocationKey::user(&id, version)]].concat()).await?;
     let detail = json!({ "tokens": all.tokens, "grants": all.grants });
     api.note(&caller, "user.revoke_all", &id, detail).await?;
     let mut response = Json(all).into_response();
