@@ -221,7 +221,11 @@ impl CallWriter {
         }
         Draft {
             at: Time::from(call.ended_at),
-            actor: call.caller.as_ref().map_or_else(|| "anonymous".to_owned(), |caller| caller.name.clone()),
+            // What another issuer calls its users may be anything.
+            actor: call
+                .caller
+                .as_ref()
+                .map_or_else(|| "anonymous".to_owned(), |caller| self.redactor.text(&caller.name)),
             action: format!("{CALL}{}", self.redactor.text(call.words.method())),
             target: self.redactor.text(call.words.name()),
             outcome: call.outcome.as_str().to_owned(),
