@@ -26,7 +26,7 @@ use drawbridge_auth::verifier::{Issuer, Verifier};
 use drawbridge_core::Tasks;
 use drawbridge_core::seal::KeyRing;
 use drawbridge_core::state::{SharedState, WithFallback};
-use drawbridge_credentials::authority::Authorities;
+use drawbridge_credentials::authority::{Authorities, Pins};
 use drawbridge_credentials::connections::Connections;
 use drawbridge_front::gate::{Gate, PeerAddress};
 use drawbridge_oauth::oidc::{Provider, ProviderOptions};
@@ -310,6 +310,16 @@ impl Access {
         })))
     }
 
+    /// Where the authorization servers of backends are pinned.
+    ///
+    /// # Errors
+    ///
+    /// If the authorities of the configuration can't be read.
+    pub fn pins(&self, config: &Config) -> anyhow::Result<Pins> {
+        let guarded = GuardedFetcher::new(&guard_options(config)).context("outbound.ca_bundle")?;
+        Ok(Pins { vault: self.records.clone(), guarded: Arc::new(guarded) })
+    }
+
     /// What users have at other servers, where users log in here. Renewals are among `renewals`.
     ///
     /// # Errors
@@ -322,16 +332,14 @@ impl Access {
         renewals: &Tasks,
     ) -> anyhow::Result<Option<Arc<Connections>>> {
         let (Some(origin), Some(signer)) = (&self.origin, &self.signer) else { return Ok(None) };
-        let guarded = GuardedFetcher::new(&guard_options(config)).context("outbound.ca_bundle")?;
         let (signer, id) = (signer.clone(), origin.join("/oauth/client-metadata.json"));
         let authorities = Authorities {
-            vault: self.records.clone(),
+            pins: self.pins(config)?,
             ring: ring.clone(),
             state: self.shared.clone(),
             origin: origin.clone(),
             name: config.auth.name.clone(),
             assert: Some(Arc::new(move |audience| signer.assert(&id, audience, Utc::now()).ok())),
-            guarded: Arc::new(guarded),
         };
         Ok(Some(Connections::new(authorities, renewals.clone())))
     }

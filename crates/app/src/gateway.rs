@@ -104,9 +104,11 @@ impl Gateway {
             others: None,
             names: EndpointNames::default(),
             connections: None,
+            pins: None,
         };
         if let Some(access) = &access {
             doors.gate = Some(access.gate());
+            doors.pins = Some(access.pins(&config)?);
             doors.connections = access.connections(&config, &ring, &work.backends)?;
             doors.others = Some(access.router(&config, &ring, &doors.names, doors.connections.clone())?);
             access.tend(&work.fleet, doors.connections.as_ref());

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, anyhow};
 use axum::Router;
+use drawbridge_auth::fetch::Fetch;
 use drawbridge_core::audit::CallAudit;
 use drawbridge_core::credentials::Credentials;
 use drawbridge_core::event_log::EventRing;
@@ -14,7 +15,7 @@ use drawbridge_core::seal::KeyRing;
 use drawbridge_core::state::{Quota, SharedState, WithFallback};
 use drawbridge_core::trace::Tracer;
 use drawbridge_core::{Backend, BackendName, RoundOptions, Rounds, Tasks};
-use drawbridge_credentials::authority::Site;
+use drawbridge_credentials::authority::{Pins, Site};
 use drawbridge_credentials::client_credentials::{self, ClientCredentials};
 use drawbridge_credentials::connections::Connections;
 use drawbridge_credentials::fixed::{Fixed, Value};
@@ -101,6 +102,8 @@ pub struct Doors {
     pub names: EndpointNames,
     /// What users have at other servers.
     pub connections: Option<Arc<Connections>>,
+    /// Where the authorization servers of backends are pinned.
+    pub pins: Option<Pins>,
 }
 
 /// Makes all parts. `guard` starts stdio backends, `workers` is the number of runtimes.
@@ -130,6 +133,7 @@ pub fn wire(
         peers: peers.clone(),
         keys: keys.clone(),
         connections: doors.connections,
+        pins: doors.pins,
     };
     // What a parked call still has to say goes to a backend, so it ends with the work there.
     let rounds = Rounds::new(keys.clone(), round_options(config), peers.clone(), work.backends.clone());
@@ -222,6 +226,7 @@ pub(crate) struct Means {
     peers: Peers,
     keys: Arc<KeyRing>,
     pub(crate) connections: Option<Arc<Connections>>,
+    pins: Option<Pins>,
 }
 
 pub(crate) fn make_backend(
@@ -360,7 +365,7 @@ fn proof(
             changing.push(("authorization".to_owned(), Value::Basic(user.clone(), password.live())));
         }
         Some(BackendAuth::ClientCredentials(written)) => {
-            beside = Some(Arc::new(client_credentials(config, name, http, written, means)));
+            beside = Some(Arc::new(client_credentials(config, name, http, written, means)?));
         }
         Some(BackendAuth::UserOAuth(_)) => {
             let connections =
@@ -381,12 +386,26 @@ fn client_credentials(
     http: &config::HttpBackend,
     written: &config::ClientCredentials,
     means: &Means,
-) -> ClientCredentials {
+) -> anyhow::Result<ClientCredentials> {
+    let trusted: Arc<dyn Fetch> = Arc::new(server_fetcher(config, http));
     let options = client_credentials::Options {
         name: name.to_string(),
         from: match &written.from {
             TokenSource::Endpoint(url) => client_credentials::From::Endpoint(url.clone()),
             TokenSource::Issuer(issuer) => client_credentials::From::Issuer(issuer.clone()),
+            TokenSource::Backend => {
+                let pins = means.pins.clone().context("there is no database to pin its server in")?;
+                let site = Site {
+                    name: name.to_string(),
+                    url: http.url.clone(),
+                    issuer: None,
+                    client: None,
+                    scopes: Vec::new(),
+                    resource: None,
+                    trusted: trusted.clone(),
+                };
+                client_credentials::From::Backend(Box::new((pins, site)))
+            }
         },
         client_id: written.client_id.clone(),
         secret: written.client_secret.live(),
@@ -398,9 +417,8 @@ fn client_credentials(
         scopes: written.scopes.clone(),
         resource: written.resource.clone(),
     };
-    let fetch = Arc::new(server_fetcher(config, http));
     let state = means.peers.state().clone();
-    ClientCredentials::new(options, fetch, means.keys.clone(), state, means.tasks.clone())
+    Ok(ClientCredentials::new(options, trusted, means.keys.clone(), state, means.tasks.clone()))
 }
 
 /// Reaches the authorization server of a backend that the configuration names.

@@ -119,10 +119,28 @@ impl Fetch for ByName {
     }
 }
 
-/// Knows the servers of backends.
+/// Where the servers of backends are pinned.
+#[derive(Clone)]
+pub struct Pins {
+    /// The records.
+    pub vault: Arc<dyn Vault>,
+    /// Reaches what others name.
+    pub guarded: Arc<dyn Fetch>,
+}
+
+/// Who gets tokens from a server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum For {
+    /// Users, with their browsers.
+    Users,
+    /// The gateway itself.
+    Gateway,
+}
+
+/// Knows the servers of backends, and the gateway as a client of them.
 pub struct Authorities {
     /// Where they are pinned.
-    pub vault: Arc<dyn Vault>,
+    pub pins: Pins,
     /// Seals the secrets of clients.
     pub ring: Arc<KeyRing>,
     /// Lets one instance register.
@@ -133,43 +151,13 @@ pub struct Authorities {
     pub name: String,
     /// Proves the gateway to servers that know it by its document.
     pub assert: Option<Assert>,
-    /// Reaches what others name.
-    pub guarded: Arc<dyn Fetch>,
 }
 
 fn secret_place(backend: &str, issuer: &str) -> String {
     format!("v1|{backend}|{issuer}|client_secret")
 }
 
-impl Authorities {
-    /// Where servers send browsers back to: for each backend elsewhere, so that none can be taken for another.
-    pub fn redirect_uri(&self, backend: &str) -> String {
-        self.origin.join(&format!("/connect/callback/{backend}"))
-    }
-
-    /// Where the gateway describes itself as a client, which is its id where that is understood.
-    pub fn document_url(&self) -> Option<String> {
-        let can_be = self.origin.is_secure() && self.assert.is_some();
-        can_be.then(|| self.origin.join("/oauth/client-metadata.json"))
-    }
-
-    /// What it says there (OAuth Client ID Metadata Document), for these backends.
-    pub fn document(&self, backends: &[String]) -> Option<Value> {
-        let url = self.document_url()?;
-        let redirects: Vec<String> = backends.iter().map(|backend| self.redirect_uri(backend)).collect();
-        Some(json!({
-            "client_id": url,
-            "client_name": self.name,
-            "client_uri": self.origin.as_str(),
-            "redirect_uris": redirects,
-            "grant_types": ["authorization_code", "refresh_token"],
-            "response_types": ["code"],
-            "token_endpoint_auth_method": "private_key_jwt",
-            "token_endpoint_auth_signing_alg": "ES256",
-            "jwks_uri": self.origin.join("/jwks.json"),
-        }))
-    }
-
+impl Pins {
     fn fetch_for(&self, site: &Site) -> Arc<dyn Fetch> {
         Arc::new(ByName {
             trusts_all: site.issuer.is_some(),
@@ -208,7 +196,7 @@ impl Authorities {
     /// # Errors
     ///
     /// If there is none that is accepted.
-    pub async fn find(&self, site: &Site) -> Result<Server, NoAuthority> {
+    pub async fn find(&self, site: &Site, whom: For) -> Result<Server, NoAuthority> {
         let fetch = self.fetch_for(site);
         let pinned = self.vault.authority(&site.name).await?;
         let (issuer, resource, scopes) = match &site.issuer {
@@ -223,7 +211,9 @@ impl Authorities {
             }
             (Err(why), _) => return Err(why.into()),
         };
-        is_usable(&metadata)?;
+        if whom == For::Users {
+            is_usable(&metadata)?;
+        }
         let found = Found { server: metadata, scopes };
         let mut fresh = Authority {
             backend: site.name.clone(),
@@ -300,6 +290,36 @@ impl Authorities {
         }
         Ok((issuer, found.resource, found.scopes_supported))
     }
+}
+
+impl Authorities {
+    /// Where servers send browsers back to: for each backend elsewhere, so that none can be taken for another.
+    pub fn redirect_uri(&self, backend: &str) -> String {
+        self.origin.join(&format!("/connect/callback/{backend}"))
+    }
+
+    /// Where the gateway describes itself as a client, which is its id where that is understood.
+    pub fn document_url(&self) -> Option<String> {
+        let can_be = self.origin.is_secure() && self.assert.is_some();
+        can_be.then(|| self.origin.join("/oauth/client-metadata.json"))
+    }
+
+    /// What it says there (OAuth Client ID Metadata Document), for these backends.
+    pub fn document(&self, backends: &[String]) -> Option<Value> {
+        let url = self.document_url()?;
+        let redirects: Vec<String> = backends.iter().map(|backend| self.redirect_uri(backend)).collect();
+        Some(json!({
+            "client_id": url,
+            "client_name": self.name,
+            "client_uri": self.origin.as_str(),
+            "redirect_uris": redirects,
+            "grant_types": ["authorization_code", "refresh_token"],
+            "response_types": ["code"],
+            "token_endpoint_auth_method": "private_key_jwt",
+            "token_endpoint_auth_signing_alg": "ES256",
+            "jwks_uri": self.origin.join("/jwks.json"),
+        }))
+    }
 
     /// As which client the gateway is known at a server: the configured one, by its document, as it has registered, or by
     /// registering now.
@@ -375,7 +395,7 @@ impl Authorities {
     ) -> Result<ClientIdentity, NoAuthority> {
         let metadata = &server.metadata;
         // Whoever had the lease before may have been done.
-        if let Some(pinned) = self.vault.authority(&site.name).await?
+        if let Some(pinned) = self.pins.vault.authority(&site.name).await?
             && pinned.issuer == metadata.issuer
             && let Some(client) = self.registered(&pinned, metadata)
         {
@@ -414,7 +434,7 @@ impl Authorities {
         let secret = answer["client_secret"].as_str();
         let secret = secret.map(|secret| self.ring.seal_for(Purpose::Vault, &place, secret.as_bytes()));
         tracing::info!(backend.name = site.name, "registered at {}", metadata.issuer);
-        let kept = self.vault.register_at(&site.name, &metadata.issuer, id, secret.as_deref()).await?;
+        let kept = self.pins.vault.register_at(&site.name, &metadata.issuer, id, secret.as_deref()).await?;
         let kept = kept.filter(|kept| kept.issuer == metadata.issuer);
         kept.and_then(|kept| self.registered(&kept, metadata)).ok_or_else(|| {
             NoAuthority::Unavailable(
@@ -425,7 +445,7 @@ impl Authorities {
 
     /// The server does not know the gateway any more: it registers anew with the next user who connects.
     pub(crate) async fn forget_client(&self, site: &Site, server: &Server, client: &ClientIdentity) {
-        let forgotten = self.vault.forget_client(&site.name, &server.metadata.issuer, &client.id).await;
+        let forgotten = self.pins.vault.forget_client(&site.name, &server.metadata.issuer, &client.id).await;
         if let Err(error) = forgotten {
             tracing::warn!(backend.name = site.name, "a client is not forgotten: {error}");
         }
@@ -444,8 +464,8 @@ fn is_usable(metadata: &Metadata) -> Result<(), NoAuthority> {
     Ok(())
 }
 
-/// The name of a backend as a resource, where it has no metadata that say one.
-fn own_name(url: &Url) -> String {
+/// The name of a backend as a resource, where it has no metadata that say one: its URL without query and fragment.
+pub fn own_name(url: &Url) -> String {
     let mut url = url.clone();
     url.set_query(None);
     url.set_fragment(None);

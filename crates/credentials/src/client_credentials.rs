@@ -29,7 +29,8 @@ use sha2::{Digest as _, Sha256};
 use tokio::time::Instant;
 
 use crate::Secret;
-use crate::server::{self, Metadata, NoServer};
+use crate::authority::{For, Pins, Site};
+use crate::server::{self, Metadata};
 use crate::token::{self, ClientIdentity, ClientProof, Grant, NoToken};
 
 /// Where in the shared state a token is.
@@ -49,12 +50,14 @@ const OPEN: Duration = Duration::from_secs(30);
 const BACK_OFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 
 /// Where tokens are.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Clone)]
 pub enum From {
     /// At this endpoint.
     Endpoint(String),
     /// At the endpoint that this server names.
     Issuer(String),
+    /// At the server that the backend named first.
+    Backend(Box<(Pins, Site)>),
 }
 
 /// How the client shows its secret.
@@ -69,7 +72,7 @@ pub enum Method {
 }
 
 /// What the configuration says.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Options {
     /// Of the backend.
     pub name: String,
@@ -83,7 +86,7 @@ pub struct Options {
     pub method: Method,
     /// What is asked for.
     pub scopes: Vec<String>,
-    /// What the token is for (RFC 8707); `None` leaves that to the server.
+    /// What the token is for (RFC 8707); `None`: what the backend says, or nothing.
     pub resource: Option<String>,
 }
 
@@ -129,6 +132,16 @@ struct Trouble {
     resting: Option<(Instant, Duration, String)>,
 }
 
+/// The server that gives tokens.
+#[derive(Clone)]
+struct Found {
+    metadata: Metadata,
+    /// Reaches it.
+    fetch: Arc<dyn Fetch>,
+    /// What its tokens are for, if the backend says that.
+    resource: Option<String>,
+}
+
 /// Tokens for one backend.
 pub struct ClientCredentials(Arc<Inner>);
 
@@ -141,7 +154,7 @@ struct Inner {
     key: SessionKey,
     current: ArcSwapOption<Minted>,
     trouble: Mutex<Trouble>,
-    server: Mutex<Option<Metadata>>,
+    server: Mutex<Option<Found>>,
     /// Whoever has it renews.
     turn: tokio::sync::Mutex<()>,
 }
@@ -176,6 +189,7 @@ fn key(options: &Options) -> SessionKey {
     let (kind, at) = match &options.from {
         From::Endpoint(url) => ("endpoint", url),
         From::Issuer(url) => ("issuer", url),
+        From::Backend(of) => ("backend", &String::from(of.1.url.clone())),
     };
     let resource = options.resource.as_deref().unwrap_or_default();
     let mut hash = Sha256::new();
@@ -401,7 +415,8 @@ impl Inner {
 
     /// A token from the server.
     async fn own(&self, refused: Option<&str>) -> Result<Minted, NoToken> {
-        let server = self.server().await.map_err(|why| NoToken::Unavailable(why.to_string()))?;
+        let Found { metadata: server, fetch, resource } =
+            self.server().await.map_err(NoToken::Unavailable)?;
         let options = &self.options;
         let mut client =
             ClientIdentity::with_secret(&options.client_id, Some(options.secret.clone()), &server);
@@ -410,8 +425,8 @@ impl Inner {
             Method::Basic => client.proof = ClientProof::Basic(options.secret.clone()),
             Method::Post => client.proof = ClientProof::Post(options.secret.clone()),
         }
-        let resource = options.resource.as_deref();
-        let asked = token::request(&self.fetch, &server, &client, Grant::Client, &options.scopes, resource);
+        let resource = options.resource.as_deref().or(resource.as_deref());
+        let asked = token::request(&fetch, &server, &client, Grant::Client, &options.scopes, resource);
         let tokens = asked.await?;
         let at = now();
         tracing::info!(
@@ -428,15 +443,22 @@ impl Inner {
         })
     }
 
-    async fn server(&self) -> Result<Metadata, NoServer> {
-        let issuer = match &self.options.from {
-            From::Endpoint(url) => return Ok(Metadata::of_endpoint(url)),
-            From::Issuer(issuer) => issuer,
+    async fn server(&self) -> Result<Found, String> {
+        let own = |metadata| Found { metadata, fetch: self.fetch.clone(), resource: None };
+        let known = self.server.lock().clone();
+        let found = match (&self.options.from, known) {
+            (_, Some(known)) => return Ok(known),
+            (From::Endpoint(url), None) => own(Metadata::of_endpoint(url)),
+            (From::Issuer(issuer), None) => {
+                own(server::metadata(&*self.fetch, issuer).await.map_err(|why| why.to_string())?)
+            }
+            (From::Backend(of), None) => {
+                let (pins, site) = &**of;
+                let found = pins.find(site, For::Gateway).await.map_err(|why| why.to_string())?;
+                let resource = Some(found.resource).filter(|resource| !resource.is_empty());
+                Found { metadata: found.metadata, fetch: found.fetch, resource }
+            }
         };
-        if let Some(known) = self.server.lock().clone() {
-            return Ok(known);
-        }
-        let found = server::metadata(&*self.fetch, issuer).await?;
         *self.server.lock() = Some(found.clone());
         Ok(found)
     }

@@ -34,7 +34,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::broadcast;
 use tokio::time::Instant;
 
-use crate::authority::{Authorities, NoAuthority, Server, Site};
+use crate::authority::{Authorities, For, NoAuthority, Server, Site};
 use crate::printable;
 use crate::token::{self, ClientIdentity, Grant, NoToken, OAuthClient, Tokens};
 
@@ -220,7 +220,7 @@ impl Connections {
     /// Connections through `authorities`, whose records and state they share. Renewals are among `tasks`.
     pub fn new(authorities: Authorities, tasks: Tasks) -> Arc<Self> {
         Arc::new(Self {
-            vault: authorities.vault.clone(),
+            vault: authorities.pins.vault.clone(),
             ring: authorities.ring.clone(),
             state: authorities.state.clone(),
             authorities,
@@ -597,7 +597,7 @@ impl Connections {
     /// The backend, the server and the client of a connection, if they are still those that it was made with.
     async fn parties(&self, row: &Connection) -> Result<(Arc<Site>, Server, ClientIdentity), NotConnected> {
         let site = self.site(&row.backend).ok_or(NotConnected::NoSite)?;
-        let server = self.authorities.known(&site).await?;
+        let server = self.authorities.pins.known(&site).await?;
         let server = server.filter(|server| server.metadata.issuer == row.issuer);
         let server = server
             .ok_or_else(|| NotConnected::NoServer("the backend's server is another one now".to_owned()))?;
@@ -662,7 +662,7 @@ impl Connections {
     /// If users can't connect there now.
     pub async fn ask(&self, backend: &str) -> Result<(String, String), NotConnected> {
         let site = self.site(backend).ok_or(NotConnected::NoSite)?;
-        let server = self.authorities.find(&site).await?;
+        let server = self.authorities.pins.find(&site, For::Users).await?;
         let endpoint = server.metadata.authorization_endpoint.as_deref().unwrap_or_default();
         let host = |text: &str| {
             let url = url::Url::parse(text).ok();
@@ -683,7 +683,7 @@ impl Connections {
         state: impl FnOnce(Attempt) -> String,
     ) -> Result<String, NotConnected> {
         let site = self.site(backend).ok_or(NotConnected::NoSite)?;
-        let server = self.authorities.find(&site).await?;
+        let server = self.authorities.pins.find(&site, For::Users).await?;
         let client = self.authorities.client(&site, &server).await?;
         let mut scopes: BTreeSet<String> = match site.scopes.is_empty() {
             true => server.scopes.iter().cloned().collect(),
@@ -734,7 +734,7 @@ impl Connections {
     ) -> Result<(), NotConnected> {
         let refused = |why: &str| NotConnected::Refused(why.to_owned());
         let site = self.site(backend).ok_or(NotConnected::NoSite)?;
-        let server = self.authorities.known(&site).await?;
+        let server = self.authorities.pins.known(&site).await?;
         let server = server.filter(|server| server.metadata.issuer == attempt.issuer);
         let server = server.ok_or_else(|| refused("the backend's server is another one now"))?;
         // Another server's code must not be shown to this one (RFC 9207).

@@ -12,7 +12,7 @@ use drawbridge_core::credentials::Credentials as _;
 use drawbridge_core::seal::{KeyRing, SealKey};
 use drawbridge_core::state::MemoryState;
 use drawbridge_core::{Principal, Tasks};
-use drawbridge_credentials::authority::Authorities;
+use drawbridge_credentials::authority::{Authorities, Pins};
 use drawbridge_credentials::connections::Connections;
 use drawbridge_sql::{SqlOptions, SqlRecords};
 use drawbridge_testkit::backend::{Backend, Reply, legacy, text_result};
@@ -394,9 +394,11 @@ struct Naming {
     place: Place,
     other: Provider,
     named: Arc<std::sync::Mutex<Value>>,
+    /// Has the file with its certificate.
+    authority: Authority,
 }
 
-async fn naming() -> Naming {
+async fn naming(auth: &str) -> Naming {
     let authority = Authority::new(&["localhost", "127.0.0.1"]);
     let provider = Provider::start_tls(authority.tls.clone()).await;
     let other = Provider::start_tls(authority.tls.clone()).await;
@@ -416,7 +418,7 @@ async fn naming() -> Naming {
     })
     .await;
     let world = World::over("embedded", "", |setup| {
-        let settings = format!("{{ url: \"{}\", era: modern, auth: {{ kind: user_oauth }} }}", backend.url());
+        let settings = format!("{{ url: \"{}\", era: modern, auth: {{ {auth} }} }}", backend.url());
         let outbound = format!(
             "outbound: {{ ca_bundle: {}, allow_networks: [127.0.0.0/8, \"::1/128\"] }}",
             authority.bundle().display()
@@ -424,8 +426,7 @@ async fn naming() -> Naming {
         setup.backend("gh", &settings).config(&outbound)
     })
     .await;
-    // The files of the authority are read at the start.
-    Naming { place: Place { world, provider, backend }, other, named }
+    Naming { place: Place { world, provider, backend }, other, named, authority }
 }
 
 impl Naming {
@@ -439,7 +440,7 @@ impl Naming {
 
 #[tokio::test]
 async fn t46_a_server_is_the_one_that_the_backend_named_first() {
-    let naming = naming().await;
+    let naming = naming("kind: user_oauth").await;
     let (place, other) = (&naming.place, &naming.other);
     let ann = place.world.user("ann").await;
     let (browser, _) = place.browser(&ann, "/connections").await;
@@ -478,6 +479,32 @@ async fn t46_a_server_is_the_one_that_the_backend_named_first() {
     naming.name(&url, &[&place.provider]);
     assert_eq!(browser.get("/connect/gh").await.status, 200);
     assert_eq!(place.world.records.authority("gh").await.unwrap().unwrap().found, None);
+}
+
+#[tokio::test]
+async fn t48_the_gateways_own_token_is_from_the_server_that_the_backend_named_first() {
+    let auth = "kind: client_credentials, client_id: gateway, client_secret: secret";
+    let naming = naming(auth).await;
+    let (place, other) = (&naming.place, &naming.other);
+    place.provider.add_client("gateway", Some("secret"));
+    place.provider.rule(|rules| rules.metadata = json!({ "code_challenge_methods_supported": null }));
+    let (ann, url) = (place.world.user("ann").await, place.backend.url());
+    naming.name(&url, &[&place.provider]);
+    let client = place.client(&ann, 0, json!({})).await;
+    assert_eq!(text(&client.tool("gh__echo", json!({})).await), "gateway");
+    assert_eq!(place.provider.asked("client_credentials")[0]["resource"], url);
+    let pinned = place.world.records.authority("gh").await.unwrap().unwrap();
+    assert_eq!(pinned.issuer, place.provider.issuer());
+    // Another instance that starts later finds that it names another, and sends no secret there.
+    naming.name(&url, &[other]);
+    let Naming { place, other, authority: _authority, .. } = naming;
+    let mut world = place.world;
+    let gateway = world.gateways.remove(0).restart().await;
+    ready(&gateway).await;
+    let client = Modern::new(&gateway.client().bearer(&world.token(&ann).await), "/mcp", json!({}));
+    let answer = client.tool("gh__echo", json!({})).await;
+    assert_eq!(answer["error"]["data"]["code"], "no_credential", "{answer}");
+    assert_eq!(other.requests().len(), 0);
 }
 
 #[tokio::test]
@@ -776,13 +803,17 @@ async fn t52_what_an_older_key_has_sealed_is_sealed_anew() {
         (SealKey { id: "k1".to_owned(), secret: key() }, SealKey { id: "k2".to_owned(), secret: [2; 32] });
     let connections = |keys: &[SealKey]| {
         let authorities = Authorities {
-            vault: Arc::new(SqlRecords::open(&place.world.database_url(), &SqlOptions::default()).unwrap()),
+            pins: Pins {
+                vault: Arc::new(
+                    SqlRecords::open(&place.world.database_url(), &SqlOptions::default()).unwrap(),
+                ),
+                guarded: Arc::new(Nobody),
+            },
             ring: Arc::new(KeyRing::new(keys).unwrap()),
             state: MemoryState::new(1 << 20, PATIENCE).instance(false),
             origin: Origin::of(&P.parse().unwrap()),
             name: "a test's".to_owned(),
             assert: None,
-            guarded: Arc::new(Nobody),
         };
         Connections::new(authorities, Tasks::default())
     };

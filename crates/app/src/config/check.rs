@@ -185,7 +185,7 @@ pub(super) fn file(checker: &mut Checker<'_>, file: raw::File) -> (Config, BTree
             config.backends.insert(name, checked);
         }
     }
-    backend_auth::personal(checker, &config);
+    backend_auth::all(checker, &config);
     (config, file.endpoints.unwrap_or_default())
 }
 

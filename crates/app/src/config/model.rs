@@ -644,6 +644,8 @@ pub enum TokenSource {
     Endpoint(String),
     /// Where this server's metadata say.
     Issuer(String),
+    /// Where the server says that the backend names.
+    Backend,
 }
 
 impl HttpBackend {

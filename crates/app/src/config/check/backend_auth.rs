@@ -7,7 +7,7 @@ use url::Url;
 use crate::config::check::Checker;
 use crate::config::check::auth::is_near;
 use crate::config::check::backend::{header_name, header_value};
-use crate::config::model::{BackendAuth, ClientCredentials, Config, TokenSource, UserOAuth};
+use crate::config::model::{BackendAuth, BackendKind, ClientCredentials, Config, TokenSource, UserOAuth};
 use crate::config::raw::{self, AuthMode, BackendAuthKind, SessionScope};
 use crate::config::secret::Secret;
 
@@ -113,23 +113,21 @@ fn client_credentials(
             checker.problem(path, "tokens are at `token_endpoint` or where `issuer` says, not both", hint);
             return None;
         }
-        (None, None) => {
-            if !checker.is_incomplete(path) {
-                let hint = "add `issuer: https://login.example.com`";
-                checker.problem(path, "this kind needs `issuer` or `token_endpoint`", hint);
-            }
-            return None;
-        }
+        (None, None) => TokenSource::Backend,
     };
     let client_id = needed(checker, path, "client_id", raw.client_id)?;
     let secret = needed(checker, path, "client_secret", raw.client_secret)?;
     Some(ClientCredentials {
-        from,
         client_id,
         client_secret: checker.secret(&format!("{path}.client_secret"), secret)?,
         client_auth: raw.client_auth,
         scopes: scopes(checker, path, raw.scopes),
-        resource: resource(checker, path, raw.resource, url),
+        // What the backend says of itself is better than its URL.
+        resource: match (&from, raw.resource) {
+            (TokenSource::Backend, None) => None,
+            (_, written) => resource(checker, path, written, url),
+        },
+        from,
     })
 }
 
@@ -156,8 +154,19 @@ fn user_oauth(
     Some(UserOAuth { issuer: raw.issuer, client_id: raw.client_id, client_secret, scopes, resource })
 }
 
-/// Checks that users can log in where they are to have accounts at backends, and share no session there.
-pub(super) fn personal(checker: &mut Checker<'_>, config: &Config) {
+/// Checks that users can log in where they are to have accounts at backends, and share no session there; and that there
+/// is a place where the servers are pinned which backends name.
+pub(super) fn all(checker: &mut Checker<'_>, config: &Config) {
+    for (name, backend) in &config.backends {
+        let BackendKind::Http(http) = &backend.kind else { continue };
+        let Some(BackendAuth::ClientCredentials(own)) = &http.auth else { continue };
+        if own.from == TokenSource::Backend && config.auth.mode == AuthMode::None {
+            let hint = "add `issuer: https://login.example.com`";
+            let path = format!("backends.{name}.auth");
+            let message = "this kind needs `issuer` or `token_endpoint` where there is no database";
+            checker.problem(&path, message, hint);
+        }
+    }
     for (name, backend) in config.backends.iter().filter(|(_, backend)| backend.is_personal()) {
         if config.auth.mode != AuthMode::Embedded {
             let hint = "users log in in a browser: set `auth: { mode: embedded }`";
@@ -200,19 +209,10 @@ fn resource(
     written: Option<String>,
     url: Option<&Url>,
 ) -> Option<String> {
-    let Some(written) = written else { return url.map(canonical) };
+    let Some(written) = written else { return url.map(drawbridge_credentials::authority::own_name) };
     if !written.is_empty() && Url::parse(&written).is_err() {
         let hint = "write the URL that the server knows the backend by, or \"\" if it knows none";
         checker.problem(&format!("{path}.resource"), "not a URL", hint);
     }
     Some(written).filter(|written| !written.is_empty())
-}
-
-/// A URL as resources are named by: without query and fragment.
-fn canonical(url: &Url) -> String {
-    let mut url = url.clone();
-    url.set_query(None);
-    url.set_fragment(None);
-    let text = String::from(url);
-    text.strip_suffix('/').map(str::to_owned).unwrap_or(text)
 }

@@ -38,6 +38,7 @@ backends:
   basic:  { url: http://a/mcp, auth: { kind: basic, user: ann, password: { env: SECRET } } }
   own:    { url: http://a/mcp/, auth: { kind: client_credentials, issuer: https://as.example, client_id: g, client_secret: { env: SECRET }, scopes: [a, b] } }
   post:   { url: http://a/mcp, auth: { kind: client_credentials, token_endpoint: "http://localhost:1/t", client_id: g, client_secret: { env: SECRET }, client_auth: post, resource: "" } }
+  named:  { url: http://a/mcp, auth: { kind: client_credentials, client_id: g, client_secret: { env: SECRET } } }
   users:  { url: http://a/mcp, auth: { kind: user_oauth } }
   known:  { url: http://a/mcp, auth: { kind: user_oauth, issuer: https://as.example, client_id: g, client_secret: { env: SECRET }, scopes: [a], resource: "https://a/r" } }
 "#;
@@ -327,6 +328,8 @@ fn credentials_of_backends_are_what_was_written_and_never_shown() {
     assert_eq!((own.from, own.client_auth), (TokenSource::Issuer("https://as.example".to_owned()), None));
     let BackendAuth::ClientCredentials(post) = of("post") else { panic!() };
     assert_eq!((post.resource, post.client_auth), (None, Some(ClientAuth::Post)));
+    let BackendAuth::ClientCredentials(named) = of("named") else { panic!() };
+    assert_eq!((named.from, named.resource), (TokenSource::Backend, None));
     assert_eq!(of("users"), BackendAuth::UserOAuth(UserOAuth::default()));
     assert!(config.backends["users"].is_personal() && !config.backends["own"].is_personal());
     let BackendAuth::UserOAuth(known) = of("known") else { panic!() };

@@ -335,12 +335,18 @@ broken_files! {
           hint: add `password`
         drawbridge.yaml:4:26: backends.a.auth.user: not a user
           hint: a user of HTTP Basic has no colon and no control characters
-        drawbridge.yaml:7:5: backends.b.auth: this kind needs `issuer` or `token_endpoint`
-          hint: add `issuer: https://login.example.com`
+        drawbridge.yaml:7:5: backends.b.auth: this kind needs `client_secret`
+          hint: add `client_secret`
         drawbridge.yaml:10:39: backends.c.auth.token_endpoint: not an https URL
           hint: secrets are sent there: write an https URL, such as `https://login.example.com`
         drawbridge.yaml:10:108: backends.c.auth.scopes[0]: not a scope: `a b`
           hint: write each one by itself
+    "#;
+
+    credentials_from_a_server_that_nobody_names = "backends:\n  t:\n    url: http://a/mcp\n    auth: { kind: client_credentials, client_id: x, client_secret: y }\n"
+    says r#"
+        drawbridge.yaml:4:5: backends.t.auth: this kind needs `issuer` or `token_endpoint` where there is no database
+          hint: add `issuer: https://login.example.com`
     "#;
 
     accounts_of_users_where_nobody_logs_in = "backends:\n  t:\n    url: http://a/mcp\n    session_scope: shared\n    auth: { kind: user_oauth, client_secret: x }\n"
