@@ -15,9 +15,9 @@ use oauth2::{
     AuthType, AuthUrl, AuthorizationCode, ClientId, ClientSecret, CsrfToken, EndpointSet, PkceCodeChallenge,
     PkceCodeVerifier, RedirectUrl, Scope, TokenUrl,
 };
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use tokio::sync::Mutex;
 use tokio::time::Instant;
 
 use crate::Inner;
@@ -26,6 +26,8 @@ use crate::text::printable;
 
 /// What the provider says of itself is asked for again after this time.
 const DISCOVERED_FOR: Duration = Duration::from_secs(600);
+/// A provider that has not answered is asked again after this.
+const FAILED_FOR: Duration = Duration::from_secs(5);
 
 /// The identity provider, as the configuration names it.
 #[derive(Clone)]
@@ -112,12 +114,27 @@ async fn exchange(
     token.ok_or_else(|| refused("the provider gave no ID token".to_owned()))
 }
 
+/// What the provider's metadata were when they were last asked for.
+#[derive(Clone)]
+struct Kept {
+    said: Result<Discovery, NotFetched>,
+    until: Instant,
+}
+
+impl Kept {
+    fn fresh(&self) -> Option<Result<Discovery, NotFetched>> {
+        (Instant::now() < self.until).then(|| self.said.clone())
+    }
+}
+
 /// The identity provider.
 pub struct Provider {
     options: ProviderOptions,
     fetch: Arc<dyn Fetch>,
     keys: Jwks,
-    discovered: Mutex<Option<(Discovery, Instant)>>,
+    discovered: Mutex<Option<Kept>>,
+    /// Held by the one that asks.
+    asking: tokio::sync::Mutex<()>,
 }
 
 impl std::fmt::Debug for Provider {
@@ -130,15 +147,22 @@ impl Provider {
     /// The provider of `options`, reached by `fetch`. It is not asked for anything before somebody logs in.
     pub fn new(options: ProviderOptions, fetch: Arc<dyn Fetch>) -> Self {
         let keys = Jwks::new(&options.issuer, Location::Discovered, fetch.clone());
-        Self { options, fetch, keys, discovered: Mutex::default() }
+        Self { options, fetch, keys, discovered: Mutex::default(), asking: tokio::sync::Mutex::default() }
     }
 
     async fn discover(&self) -> Result<Discovery, NotFetched> {
-        let mut discovered = self.discovered.lock().await;
-        if let Some((known, at)) = discovered.as_ref()
-            && at.elapsed() < DISCOVERED_FOR
-        {
-            return Ok(known.clone());
+        let kept = self.discovered.lock().clone();
+        if let Some(said) = kept.as_ref().and_then(Kept::fresh) {
+            return said;
+        }
+        let _turn = match (self.asking.try_lock(), kept) {
+            (Ok(turn), _) => turn,
+            // Somebody asks already, and what was known will do.
+            (Err(_), Some(Kept { said: Ok(known), .. })) => return Ok(known),
+            (Err(_), _) => self.asking.lock().await,
+        };
+        if let Some(said) = self.discovered.lock().as_ref().and_then(Kept::fresh) {
+            return said;
         }
         let metadata = jwks::metadata(&*self.fetch, &self.options.issuer).await;
         let fresh = metadata.and_then(|metadata| {
@@ -153,15 +177,16 @@ impl Provider {
             }
             Ok(found)
         });
-        match (fresh, discovered.as_ref()) {
-            (Ok(found), _) => {
-                *discovered = Some((found.clone(), Instant::now()));
-                Ok(found)
-            }
+        let mut discovered = self.discovered.lock();
+        let known = discovered.take().and_then(|kept| kept.said.ok());
+        let (said, time) = match (fresh, known) {
+            (Ok(found), _) => (Ok(found), DISCOVERED_FOR),
             // It may be down for a moment; what it said before still holds.
-            (Err(_), Some((known, _))) => Ok(known.clone()),
-            (Err(error), None) => Err(error),
-        }
+            (Err(_), Some(known)) => (Ok(known), FAILED_FOR),
+            (Err(error), None) => (Err(error), FAILED_FOR),
+        };
+        *discovered = Some(Kept { said: said.clone(), until: Instant::now() + time });
+        said
     }
 
     fn client(
@@ -268,5 +293,49 @@ impl Provider {
             subject: claims.sub,
             groups,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use async_trait::async_trait;
+    use futures_util::future::join_all;
+    use http::{Request, Response};
+
+    use super::*;
+
+    /// A provider that takes its time, and then does not answer.
+    struct Hanging(AtomicUsize);
+
+    #[async_trait]
+    impl Fetch for Hanging {
+        async fn fetch(&self, _: Request<Vec<u8>>, _: usize) -> Result<Response<Vec<u8>>, NotFetched> {
+            self.0.fetch_add(1, Ordering::Relaxed);
+            tokio::time::sleep(Duration::from_secs(10)).await;
+            Err(NotFetched("no answer".to_owned()))
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn those_who_log_in_while_the_provider_hangs_wait_for_it_together() {
+        let fetch = Arc::new(Hanging(AtomicUsize::new(0)));
+        let options = ProviderOptions {
+            issuer: "https://id.example".to_owned(),
+            client_id: "c".to_owned(),
+            client_secret: None,
+            scopes: Vec::new(),
+            groups_claim: "groups".to_owned(),
+        };
+        let provider = Provider::new(options, fetch.clone());
+        let begun = Instant::now();
+        let all = join_all((0..6).map(|_| provider.discover())).await;
+        assert!(all.iter().all(Result::is_err));
+        // Two places are looked at, each once.
+        assert_eq!((begun.elapsed(), fetch.0.load(Ordering::Relaxed)), (Duration::from_secs(20), 2));
+        tokio::time::advance(FAILED_FOR).await;
+        assert!(provider.discover().await.is_err());
+        assert_eq!(fetch.0.load(Ordering::Relaxed), 4);
     }
 }
