@@ -438,7 +438,9 @@ fn told(call: &Call, text: &str) -> Event {
     }
     let error =
         RpcError::new(code::INTERNAL_ERROR, text).with_data(r#"{"code":"not_connected","retry":"useless"}"#);
-    Event::Fail(Fault::Rpc(error))
+    // An answer and no fault: what it says may be a link, which is not for the log.
+    let message = error.to_message(call.request.id().as_ref());
+    Event::Done(Reply { message, shape: Shape::Plain })
 }
 
 /// Tells in words that all is well.
