@@ -63,7 +63,10 @@ async fn a_token_that_is_bound_to_networks_signs_nobody_in_from_elsewhere() {
     for (network, may) in [("192.0.2.0/24", false), ("127.0.0.0/8", true)] {
         let networks = [network.to_owned()].into();
         let (_, secret) = world.token_with(&ann, &["login"], |token| token.networks = networks).await;
-        let page = Browser::new(&world.client(0)).sign_in(&Request::of(&client_id), secret.expose()).await;
+        let browser = Browser::new(&world.client(0));
+        let page = browser.get(&Request::of(&client_id).path()).await;
+        let form = [("transaction", &*page.transaction()), ("token", secret.expose())];
+        let page = browser.post("/login", &form).await;
         assert_eq!(page.text.contains("name=\"decision\""), may, "{network}: {}", page.text);
     }
 }
