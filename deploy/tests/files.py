@@ -58,7 +58,7 @@ def checked(config):
         key = base64.b64encode(os.urandom(32)).decode()
         for id in ("k1", "k2"): pathlib.Path(folder, id).write_text(key)
         file = pathlib.Path(folder, "drawbridge.yaml"); file.write_text(config.replace("/etc/drawbridge-seal/", folder + "/"))
-        run(os.environ["DRAWBRIDGE"], "check", "--config", file, DRAWBRIDGE_SEAL_K1=key, DRAWBRIDGE_ADMIN_TOKEN="0f" * 32, DATABASE_URL="postgres://d:p@db/d", TICKETS_URL="http://tickets/mcp", TICKETS_AUTHORIZATION="x")
+        run(os.environ["DRAWBRIDGE"], "check", "--config", file, DRAWBRIDGE_SEAL_K1=key, DRAWBRIDGE_ADMIN_TOKEN=os.urandom(32).hex(), DATABASE_URL="postgres://d:p@db/d", TICKETS_URL="http://tickets/mcp", TICKETS_AUTHORIZATION="x")
 
 
 def seconds(text):
