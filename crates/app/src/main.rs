@@ -13,6 +13,11 @@ use drawbridge_app::{hardening, quickstart, telemetry};
 use drawbridge_upstream::process::{GuardCommand, guard};
 use tokio::signal::unix::{SignalKind, signal};
 
+/// Gives memory back after a burst, which many system allocators don't.
+#[cfg(feature = "mimalloc")]
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 fn main() -> ExitCode {
     // The guard of a stdio backend has to be small and quick: before anything else is set up.
     let mut args = std::env::args_os().skip(1);
