@@ -18,6 +18,7 @@ use futures_util::StreamExt as _;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 use tokio::sync::broadcast;
+use tokio_util::future::FutureExt as _;
 
 use crate::backend::{Backend, BackendName, Conversation, Description, Scope, TakenUp, Unsolicited};
 use crate::call::{
@@ -97,7 +98,7 @@ impl Personal {
                     }
                 }
             };
-            drain.run_until_cancelled_owned(telling).await;
+            telling.with_cancellation_token_owned(drain).await;
         });
         Arc::new(Self { inner, accounts, guests })
     }

@@ -18,10 +18,11 @@ use bytes::Bytes;
 use drawbridge_wire::message::Field;
 use drawbridge_wire::{Id, Message, code, json, method};
 use futures_util::future::ready;
-use futures_util::{StreamExt as _, stream};
+use futures_util::{FutureExt as _, StreamExt as _, stream};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::Instant;
+use tokio_util::future::FutureExt as _;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::backend::{Backend, BackendName, Conversation, Description, Scope, TakenUp, Unsolicited};
@@ -116,9 +117,7 @@ impl Recalling {
         let memory = Arc::new(memory);
         if peers.state().is_fleet {
             let hearing = hear_elsewhere(Arc::downgrade(&memory));
-            peers.spawn("hear of changes", async move {
-                ended.run_until_cancelled_owned(hearing).await;
-            });
+            peers.spawn("hear of changes", hearing.with_cancellation_token_owned(ended).map(drop));
         }
         Arc::new(Self { inner, memory })
     }

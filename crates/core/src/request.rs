@@ -6,6 +6,8 @@ use std::fmt;
 use std::future::Future;
 use std::sync::Arc;
 
+use futures_util::future::Either;
+
 use crate::trace::Incoming;
 
 tokio::task_local! {
@@ -99,10 +101,10 @@ pub fn scope<F: Future>(id: Id, work: F) -> impl Future<Output = F::Output> {
 }
 
 /// Does `work` for the request that is being worked on here, which is from `caller`.
-pub async fn of<F: Future>(caller: Arc<Caller>, work: F) -> F::Output {
+pub fn of<F: Future>(caller: Arc<Caller>, work: F) -> impl Future<Output = F::Output> {
     match CURRENT.try_with(Clone::clone) {
-        Ok(current) => CURRENT.scope(Current { caller: Some(caller), ..current }, work).await,
-        Err(_) => work.await,
+        Ok(current) => Either::Left(CURRENT.scope(Current { caller: Some(caller), ..current }, work)),
+        Err(_) => Either::Right(work),
     }
 }
 

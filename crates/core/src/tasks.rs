@@ -4,6 +4,7 @@ use std::future::Future;
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
+use tokio_util::future::FutureExt as _;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::Instrument as _;
@@ -31,10 +32,18 @@ impl Tasks {
     {
         // Work that is handed over while its runtime goes down goes down with it.
         let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
+        runtime.spawn(self.tracker.track_future(self.until_stopped(name, work)));
+    }
+
+    /// Combinators and not async blocks or functions: each of those would keep room for the work twice, and there may be
+    /// a hundred thousand connections.
+    fn until_stopped<F: Future<Output = ()>>(
+        &self,
+        name: &'static str,
+        work: F,
+    ) -> impl Future<Output = ()> + use<F> {
         let span = tracing::debug_span!("task", name);
-        // Combinators and not an async block: a block would keep room for the work twice.
-        let work = self.hard.clone().run_until_cancelled_owned(work).map(drop).instrument(span);
-        runtime.spawn(self.tracker.track_future(work));
+        work.with_cancellation_token_owned(self.hard.clone()).map(drop).instrument(span)
     }
 
     /// Like [`Tasks::spawn`], for work that is part of answering the current request.
@@ -105,6 +114,18 @@ impl Tasks {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_task_keeps_room_for_its_work_once() {
+        let work = async {
+            let large = [0u8; 4096];
+            std::future::pending::<()>().await;
+            assert_eq!(large.len(), 4096);
+        };
+        let size = size_of_val(&work);
+        let task = Tasks::default().until_stopped("large", request::scope(request::Id::fresh(), work));
+        assert!(size_of_val(&task) < size + 512, "{} for {size}", size_of_val(&task));
+    }
 
     #[tokio::test(start_paused = true)]
     async fn what_does_not_end_in_time_is_dropped() {

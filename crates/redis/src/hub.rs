@@ -9,9 +9,11 @@ use std::time::{Duration, Instant};
 
 use drawbridge_core::Tasks;
 use drawbridge_core::state::{InstanceId, Unavailable};
+use futures_util::FutureExt as _;
 use parking_lot::Mutex;
 use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
 use tokio::runtime::Handle;
+use tokio_util::future::FutureExt as _;
 use tokio_util::sync::CancellationToken;
 
 use self::cluster::Cluster;
@@ -113,9 +115,7 @@ impl Hub {
     pub(crate) fn spawn(&self, name: &'static str, work: impl Future<Output = ()> + Send + 'static) {
         let _on = self.runtime.enter();
         let closing = self.closing.clone();
-        self.tasks.spawn(name, async move {
-            closing.run_until_cancelled_owned(work).await;
-        });
+        self.tasks.spawn(name, work.with_cancellation_token_owned(closing).map(drop));
     }
 
     /// Closes all connections.

@@ -15,6 +15,7 @@ use rustls::pki_types::ServerName;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
+use tokio_util::future::FutureExt as _;
 use tokio_util::sync::CancellationToken;
 
 use crate::error::Error;
@@ -203,7 +204,7 @@ impl Dialer {
         self.tasks.spawn("redis connection", async move {
             // However this ends, the connection is over.
             let _guard = guard;
-            closed.run_until_cancelled_owned(driver).await;
+            driver.with_cancellation_token(&closed).await;
         });
         Ok(Link { connection, over })
     }

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use futures_util::FutureExt as _;
 use tokio::sync::watch;
+use tokio_util::future::FutureExt as _;
 use tokio_util::sync::CancellationToken;
 
 use crate::backoff::Backoff;
@@ -36,9 +38,7 @@ impl Node {
         let stop = hub.closing.child_token();
         let supervised = supervise(hub.clone(), target, sender);
         let ended = stop.clone();
-        hub.spawn("redis commands", async move {
-            ended.run_until_cancelled_owned(supervised).await;
-        });
+        hub.spawn("redis commands", supervised.with_cancellation_token_owned(ended).map(drop));
         Self { state, stop }
     }
 

@@ -21,6 +21,7 @@ use drawbridge_core::{Answers, Client, Conversation, Description, Fault, Retry, 
 use drawbridge_wire::message::Field;
 use drawbridge_wire::{Edit, Id, Message, method};
 use parking_lot::Mutex;
+use tokio_util::future::FutureExt as _;
 use tokio_util::sync::CancellationToken;
 
 use crate::abandoned::Abandoned;
@@ -356,7 +357,7 @@ impl Pipe {
                         }
                     };
                     // A backend that does not read ends the wait with its connection.
-                    connection_.gone.run_until_cancelled(deliver).await;
+                    deliver.with_cancellation_token(&connection_.gone).await;
                 });
                 match asker {
                     Some(number) => to_call(connection, number, Event::Asks(round)),

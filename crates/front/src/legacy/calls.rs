@@ -11,6 +11,8 @@ use drawbridge_core::event_log::StreamKey;
 use drawbridge_core::state::InstanceId;
 use drawbridge_core::{Conversing, Tasks};
 use drawbridge_wire::{Id, Message, Payload, sse};
+use futures_util::future::Either;
+use futures_util::stream::{SelectAll, select_all};
 use futures_util::{Stream, StreamExt as _};
 
 use super::bound::Bound;
@@ -124,15 +126,17 @@ impl Drop for CallMessages {
 
 /// Several calls of one POST, which may be a batch.
 pub(super) struct Running {
-    calls: futures_util::stream::SelectAll<CallMessages>,
+    /// One, as nearly always, or several.
+    calls: Either<CallMessages, SelectAll<CallMessages>>,
     /// The calls' entries, while they run.
     pub(super) in_flight: Vec<Arc<InFlight>>,
 }
 
 impl Running {
-    pub(super) fn new(calls: Vec<CallMessages>) -> Self {
+    pub(super) fn new(mut calls: Vec<CallMessages>) -> Self {
         let in_flight = calls.iter().map(|c| c.call.clone()).collect();
-        Self { calls: futures_util::stream::select_all(calls), in_flight }
+        let only = if calls.len() == 1 { calls.pop() } else { None };
+        Self { calls: only.map_or_else(|| Either::Right(select_all(calls)), Either::Left), in_flight }
     }
 }
 

@@ -84,7 +84,7 @@ pub(crate) async fn post(
         };
     }
     let Some(id) = session_id(&head.headers)? else {
-        return without_session(inner, endpoint, head, caller, incoming).await;
+        return Box::pin(without_session(inner, endpoint, head, caller, incoming)).await;
     };
     let found = match session_of(inner, endpoint, caller, id).await {
         Ok(session) => {

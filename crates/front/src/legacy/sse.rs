@@ -17,6 +17,7 @@ use http::request::Parts;
 use http::{HeaderMap, Response, StatusCode};
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
+use tokio_util::future::FutureExt as _;
 
 use super::http::{agree, receive};
 use super::session::{Session, Transport};
@@ -365,7 +366,7 @@ fn follow_standalone(inner: &Arc<Inner>, connection: &Arc<Connection>, session: 
                 send(&connection, text);
             }
         };
-        closed.run_until_cancelled(follow).await;
+        follow.with_cancellation_token(&closed).await;
     });
 }
 
@@ -392,7 +393,7 @@ fn dispatch(
             }
         };
         // Closing the connection ends the session, and with it the call.
-        closed.run_until_cancelled(run).await;
+        run.with_cancellation_token(&closed).await;
         drop((call, answers));
         // A stream that waits for the last call to end looks again.
         send(&connection, Bytes::new());

@@ -11,10 +11,11 @@ use drawbridge_core::fault::Deadline;
 use drawbridge_core::{Client, Fault, ProfileKey, Retry, Tasks};
 use drawbridge_wire::message::Field;
 use drawbridge_wire::{Id, Message, json, method};
-use futures_util::StreamExt as _;
+use futures_util::{FutureExt as _, StreamExt as _};
 use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::time::Instant;
+use tokio_util::future::FutureExt as _;
 
 use super::{Filter, Listeners, MAX_URIS};
 
@@ -146,9 +147,8 @@ impl Hub {
         let (say, honoured) = watch::channel((0, Filter::default()));
         let follow = Follow { caller, client, listeners: listeners.clone(), changes, say };
         let draining = tasks.drain_token().clone();
-        tasks.spawn("listen to stateless backend", async move {
-            draining.run_until_cancelled(follow.run()).await;
-        });
+        let following = follow.run().with_cancellation_token_owned(draining);
+        tasks.spawn("listen to stateless backend", following.map(drop));
         Arc::new(Self { listeners, wanted, honoured })
     }
 
@@ -293,7 +293,7 @@ mod tests {
     use drawbridge_core::Answers;
     use drawbridge_core::client::Principal;
     use drawbridge_wire::ProtocolVersion;
-    use futures_util::{FutureExt as _, stream};
+    use futures_util::stream;
     use tokio::sync::mpsc;
 
     use crate::inbox::Inbox;

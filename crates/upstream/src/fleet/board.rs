@@ -12,9 +12,10 @@ use drawbridge_core::event_log::SessionKey;
 use drawbridge_core::fleet::relay::{frame, unframe};
 use drawbridge_core::state::{Heard, Unavailable};
 use drawbridge_core::{Fault, Tasks};
-use futures_util::StreamExt as _;
+use futures_util::{FutureExt as _, StreamExt as _};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
+use tokio_util::future::FutureExt as _;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::Home;
@@ -57,9 +58,7 @@ impl Board {
         let board = Arc::new(Self { options: options.clone(), sessions, _heard: heard });
         if options.peers.state().is_fleet {
             let hearing = hear(Arc::downgrade(&board), tasks.clone());
-            options.peers.spawn("hear of settings", async move {
-                ended.run_until_cancelled_owned(hearing).await;
-            });
+            options.peers.spawn("hear of settings", hearing.with_cancellation_token_owned(ended).map(drop));
         }
         board
     }

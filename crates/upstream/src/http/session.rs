@@ -21,6 +21,7 @@ use drawbridge_wire::{Id, Message, ProtocolVersion, code, header};
 use http::{HeaderName, HeaderValue, StatusCode};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, Semaphore};
+use tokio_util::future::FutureExt as _;
 use tokio_util::sync::CancellationToken;
 
 use super::aside::RunningCalls;
@@ -485,9 +486,8 @@ impl HttpSession {
     ) {
         let (session, opened) = (self.clone(), opened.clone());
         self.shared.tasks.spawn_within("answer ask", async move {
-            let Some(text) = opened.gone.run_until_cancelled(legacy::answer(&id, answer)).await else {
-                return;
-            };
+            let answered = legacy::answer(&id, answer).with_cancellation_token(&opened.gone).await;
+            let Some(text) = answered else { return };
             match asker {
                 AskedBy::Stream(answering) => answering.answered(),
                 AskedBy::Aside(Some(key)) => session.calls.answered(key),

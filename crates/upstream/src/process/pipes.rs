@@ -14,6 +14,7 @@ use tokio::{
         mpsc::{self, error::TrySendError},
     },
 };
+use tokio_util::future::FutureExt as _;
 use tokio_util::sync::CancellationToken;
 
 use super::framing::{Framer, Line};
@@ -161,7 +162,7 @@ pub(super) async fn write(
             return;
         }
         // A write that was interrupted halfway is not taken up again: the server is gone.
-        let written = ended.run_until_cancelled(write_batch(&mut stdin, &mut batch, &mut lines)).await;
+        let written = write_batch(&mut stdin, &mut batch, &mut lines).with_cancellation_token(&ended).await;
         if !matches!(written, Some(Ok(()))) {
             return;
         }

@@ -10,6 +10,7 @@ use std::{
 
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::{process::Child, sync::watch, time::timeout};
+use tokio_util::future::FutureExt as _;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{guard::KILL_LIMIT, stderr::Tail, tree};
@@ -180,7 +181,7 @@ impl Supervisor {
     /// MCP 2025-11-25, lifecycle § shutdown, stdio. The writer closes stdin on the same token that led here.
     async fn end(&mut self) -> Option<ExitStatus> {
         let closed = timeout(self.stop_grace, self.guard.0.wait());
-        if let Some(Ok(status)) = self.signals.abandon.run_until_cancelled(closed).await {
+        if let Some(Ok(status)) = closed.with_cancellation_token(&self.signals.abandon).await {
             return status.ok();
         }
         self.guard.terminate();

@@ -12,6 +12,7 @@ use drawbridge_wire::message::Field;
 use drawbridge_wire::{Id, Message};
 use http::HeaderValue;
 use serde::{Deserialize, Serialize};
+use tokio_util::future::FutureExt as _;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::guards::{CancelGuard, Entered, RunningGuard, TokenGuard};
@@ -65,7 +66,7 @@ impl HttpSession {
         let (marked, stopped) = (mark.clone(), stop.clone());
         self.shared.tasks.spawn_within("say where a call stands", async move {
             let mut said: Option<Bytes> = None;
-            while stopped.run_until_cancelled(tokio::time::sleep(SAY_EVERY)).await.is_some() {
+            while tokio::time::sleep(SAY_EVERY).with_cancellation_token(&stopped).await.is_some() {
                 let Some(last) = marked.get() else { continue };
                 let stand =
                     Stand { method: method.clone(), id: id.clone(), last: text(&last), token: token.clone() };
