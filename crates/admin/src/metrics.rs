@@ -42,6 +42,7 @@ impl Exporter {
     fn families(&self) -> Vec<MetricFamily> {
         let mut all = Families::default();
         requests(&mut all, &self.metrics);
+        connections(&mut all, &self.metrics);
         open(&mut all, &(self.gauges)());
         backends(&mut all, &self.metrics);
         redis(&mut all, &self.metrics);
@@ -88,6 +89,18 @@ fn requests(all: &mut Families, metrics: &Metrics) {
     let responses = metrics.responses.read();
     let responses = responses.map(|(status, count)| counter(&[("status", &status.to_string())], count));
     all.counters("drawbridge_http_responses_total", "HTTP answers to clients.", responses.collect());
+}
+
+fn connections(all: &mut Families, metrics: &Metrics) {
+    let counted = &metrics.connections;
+    let open = usize::try_from(counted.open.get()).unwrap_or_default();
+    all.gauge("drawbridge_open_connections", "Connections of clients that are open.", number(open));
+    let refused = vec![counter(&[], counted.refused.get())];
+    all.counters(
+        "drawbridge_connections_refused_total",
+        "Connections of clients that were one too many.",
+        refused,
+    );
 }
 
 fn open(all: &mut Families, gauges: &Gauges) {

@@ -16,7 +16,8 @@ use tokio::task::JoinHandle;
 use crate::access::{Access, EndpointNames};
 use crate::audit::Audit;
 use crate::config::{self, Config, FileRead, Inputs};
-use crate::listener::{Workers, bind};
+use crate::listener::{Admission, Workers, bind};
+use crate::open_files::OpenFiles;
 use crate::overview::Overview;
 use crate::reload::{self, Status};
 use crate::seal_key;
@@ -79,6 +80,8 @@ impl Gateway {
         // This runtime does background work, so it is the last of those that speak to backends.
         worker::enter(cores);
         let work = Work::default();
+        let open_files = OpenFiles::raise();
+        let guard = guard.clone().with_open_files(open_files.inherited);
         let public = bind(config.public.listen, "public.listen")?;
         let admin = bind(config.admin.listen, "admin.listen")?;
         let probes = config.admin.probes.map(|address| bind(address, "admin.probes")).transpose()?;
@@ -97,7 +100,7 @@ impl Gateway {
             None => None,
         };
         let calls = audit.as_ref().and_then(|audit| audit.calls());
-        let records = Records { metrics, tracer: tracer.transpose()?, audit: calls };
+        let records = Records { metrics: metrics.clone(), tracer: tracer.transpose()?, audit: calls };
         let mut doors = Doors {
             keys: ring.clone(),
             gate: None,
@@ -117,12 +120,22 @@ impl Gateway {
             audit.start();
         }
         let connections = doors.connections.clone();
-        let wired = Arc::new(wire(&config, state, records, doors, guard, cores + 1, &work)?);
+        let wired = Arc::new(wire(&config, state, records, doors, &guard, cores + 1, &work)?);
         let workers = Arc::new(Workers::start(cores, &wired.front, &work)?);
         let accepting = {
             let (workers, tasks) = (workers.clone(), work.clients.clone());
             let listener = TcpListener::from_std(public)?;
-            tokio_task(async move { workers.accept(listener, &tasks).await })
+            let enough_for = open_files.connections();
+            if enough_for < config.limits.max_connections {
+                tracing::warn!(
+                    open_files = open_files.limit,
+                    connections = enough_for,
+                    "this process may open too few files for limits.max_connections; allow it more (ulimit -n, \
+                     LimitNOFILE of systemd, --ulimit nofile of Docker), or lower limits.max_connections"
+                );
+            }
+            let admission = Admission { front: wired.front.clone(), enough_for, metrics };
+            tokio_task(async move { workers.accept(listener, &admission, &tasks).await })
         };
         let mut gateway = Self {
             public: gateway_public,

@@ -13,6 +13,7 @@ pub mod gateway;
 pub mod hardening;
 pub mod listener;
 pub mod live;
+pub mod open_files;
 pub mod operator;
 mod overview;
 pub mod quickstart;

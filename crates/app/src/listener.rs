@@ -1,13 +1,17 @@
 //! Listeners: one accepts, one runtime per core serves.
 
-use std::net::SocketAddr;
+use std::io::Write as _;
+use std::net::{Shutdown, SocketAddr};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use axum::body::Body;
+use drawbridge_core::metrics::{Gauge, Held, Metrics};
 use drawbridge_core::{Tasks, worker};
 use drawbridge_front::Front;
 use drawbridge_front::gate::PeerAddress;
+use futures_util::FutureExt as _;
 use http::Request;
 use hyper::body::Incoming;
 use hyper::service::service_fn;
@@ -50,9 +54,50 @@ pub fn bind(address: SocketAddr, key: &str) -> anyhow::Result<std::net::TcpListe
     })
 }
 
+/// What a client is told whose connection is one too many.
+const TOO_MANY: &[u8] =
+    b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\nconnection: close\r\ncontent-length: 0\r\n\r\n";
+
+/// How many connections of clients there may be, and how many there are.
+pub struct Admission {
+    /// Has the number that is configured.
+    pub front: Front,
+    /// What the process has open files for.
+    pub enough_for: usize,
+    /// Counts them.
+    pub metrics: Arc<Metrics>,
+}
+
+impl Admission {
+    fn limit(&self) -> usize {
+        self.front.max_connections().min(self.enough_for)
+    }
+
+    /// Lets one more in, if there is room.
+    fn admit(&self) -> Option<Held> {
+        let open = &self.metrics.connections.open;
+        let is_full = usize::try_from(open.get()).is_ok_and(|open| open >= self.limit());
+        (!is_full).then(|| Gauge::hold(open))
+    }
+
+    /// Tells a client that its connection is one too many. Nobody waits for it to be read.
+    fn refuse(&self, mut stream: &std::net::TcpStream) {
+        self.metrics.connections.refused.inc();
+        let _ = stream.write(TOO_MANY);
+        let _ = stream.shutdown(Shutdown::Write);
+    }
+}
+
+/// A connection that was let in.
+struct Accepted {
+    stream: std::net::TcpStream,
+    /// Counted until it is closed.
+    place: Held,
+}
+
 /// The runtimes that serve connections.
 pub struct Workers {
-    queues: Vec<mpsc::Sender<std::net::TcpStream>>,
+    queues: Vec<mpsc::Sender<Accepted>>,
     threads: Vec<std::thread::JoinHandle<()>>,
 }
 
@@ -81,9 +126,9 @@ impl Workers {
     }
 
     /// Accepts connections until the gateway drains, and gives them to the runtimes in turn.
-    pub async fn accept(&self, listener: tokio::net::TcpListener, tasks: &Tasks) {
+    pub async fn accept(&self, listener: tokio::net::TcpListener, admission: &Admission, tasks: &Tasks) {
         let mut turn = 0;
-        let mut reports = Reports::default();
+        let (mut reports, mut refusals) = (Reports::default(), Reports::default());
         loop {
             let accepted = tokio::select! {
                 accepted = listener.accept() => accepted,
@@ -100,8 +145,19 @@ impl Workers {
                     continue;
                 }
             };
+            let Some(place) = admission.admit() else {
+                admission.refuse(&stream);
+                if let Some(suppressed) = refusals.next(Instant::now()) {
+                    tracing::warn!(
+                        suppressed,
+                        limit = admission.limit(),
+                        "a connection was one too many; see limits.max_connections and the limit on open files"
+                    );
+                }
+                continue;
+            };
             turn = (turn + 1) % self.queues.len();
-            if self.queues[turn].send(stream).await.is_err() {
+            if self.queues[turn].send(Accepted { stream, place }).await.is_err() {
                 return;
             }
         }
@@ -153,23 +209,24 @@ fn server_of(max_header_bytes: usize) -> auto::Builder<TokioExecutor> {
     server
 }
 
-async fn serve(mut accepted: mpsc::Receiver<std::net::TcpStream>, front: Front, work: Work) {
+async fn serve(mut accepted: mpsc::Receiver<Accepted>, front: Front, work: Work) {
     let tasks = work.clients;
     let mut max_header_bytes = front.max_header_bytes();
     let mut server = server_of(max_header_bytes);
     loop {
-        let stream = tokio::select! {
-            stream = accepted.recv() => stream,
+        let next = tokio::select! {
+            next = accepted.recv() => next,
             () = tasks.stop_token().cancelled() => None,
         };
-        let Some(stream) = stream else { break };
+        let Some(Accepted { stream, place }) = next else { break };
         if front.max_header_bytes() != max_header_bytes {
             max_header_bytes = front.max_header_bytes();
             server = server_of(max_header_bytes);
         }
         match TcpStream::from_std(stream) {
             Ok(stream) => {
-                tasks.spawn("connection", connection(server.clone(), stream, front.clone(), tasks.clone()))
+                let serving = connection(server.clone(), stream, front.clone(), tasks.clone());
+                tasks.spawn("connection", serving.inspect(|()| drop(place)));
             }
             Err(e) => tracing::warn!("a connection was lost: {e}"),
         }
@@ -239,8 +296,6 @@ async fn connection(server: auto::Builder<TokioExecutor>, stream: TcpStream, fro
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use drawbridge_core::event_log::EventRing;
     use drawbridge_core::fleet::Peers;
     use drawbridge_core::seal::{KeyRing, SealKey};

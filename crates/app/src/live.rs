@@ -143,6 +143,7 @@ const LIVE: &[Key] = keys![
     "limits.max_result_bytes" = limits.max_result_bytes,
     "limits.max_event_bytes" = limits.max_event_bytes,
     "limits.max_line_bytes" = limits.max_line_bytes,
+    "limits.max_connections" = limits.max_connections,
     "limits.max_sessions" = limits.max_sessions,
     "limits.max_streams" = limits.max_streams,
     "limits.session_idle" = limits.session_idle,

@@ -173,6 +173,7 @@ pub(crate) fn front_options(config: &Config) -> FrontOptions {
     FrontOptions {
         max_body_bytes: config.limits.max_body_bytes,
         max_header_bytes: config.limits.max_header_bytes,
+        max_connections: config.limits.max_connections,
         max_in_flight: config.limits.max_in_flight,
         max_sessions: config.limits.max_sessions,
         max_streams: config.limits.max_streams,

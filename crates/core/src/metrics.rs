@@ -601,9 +601,20 @@ impl Audit {
     }
 }
 
+/// What is counted of connections of clients.
+#[derive(Debug, Default)]
+pub struct Connections {
+    /// Those that are open.
+    pub open: Arc<Gauge>,
+    /// Those that were one too many.
+    pub refused: Counter,
+}
+
 /// What is counted by one gateway.
 #[derive(Debug, Default)]
 pub struct Metrics {
+    /// Connections of clients.
+    pub connections: Connections,
     /// Credentials of clients.
     pub credentials: Credentials,
     /// Answers to clients.

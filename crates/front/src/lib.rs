@@ -169,6 +169,11 @@ impl Front {
         self.0.live().options.max_header_bytes
     }
 
+    /// How many connections of clients may be open.
+    pub fn max_connections(&self) -> usize {
+        self.0.live().options.max_connections
+    }
+
     /// Whether it has begun to hear what other instances say of sessions.
     pub fn is_attending(&self) -> bool {
         self.0.is_attending.load(Ordering::Acquire)

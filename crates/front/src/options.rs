@@ -12,6 +12,8 @@ pub struct FrontOptions {
     pub max_body_bytes: usize,
     /// The largest section of headers, in bytes; for whoever reads them.
     pub max_header_bytes: usize,
+    /// Connections open at once; for whoever accepts them.
+    pub max_connections: usize,
     /// Requests being answered at once.
     pub max_in_flight: usize,
     /// Sessions that something is kept for, on this instance.
@@ -48,6 +50,7 @@ impl Default for FrontOptions {
         Self {
             max_body_bytes: 4 << 20,
             max_header_bytes: 64 << 10,
+            max_connections: 20_000,
             max_in_flight: 10_000,
             max_sessions: 100_000,
             max_streams: 10_000,

@@ -99,6 +99,13 @@ impl GuardCommand {
     pub fn new(program: impl Into<PathBuf>, args: impl IntoIterator<Item = impl Into<OsString>>) -> Self {
         Self { program: program.into(), args: args.into_iter().map(Into::into).collect() }
     }
+
+    /// Servers may have so many files open, however many the gateway may.
+    #[must_use]
+    pub fn with_open_files(mut self, limit: u64) -> Self {
+        self.args.extend(["--open-files".into(), limit.to_string().into()]);
+        self
+    }
 }
 
 impl Default for GuardCommand {

@@ -300,6 +300,7 @@ fn limits(checker: &mut Checker<'_>, raw: raw::Limits) -> Limits {
         max_result_bytes: size(raw.max_result_bytes, default.max_result_bytes),
         max_event_bytes: size(raw.max_event_bytes, default.max_event_bytes),
         max_line_bytes: size(raw.max_line_bytes, default.max_line_bytes),
+        max_connections: count(raw.max_connections, default.max_connections),
         max_sessions: count(raw.max_sessions, default.max_sessions),
         max_streams: count(raw.max_streams, default.max_streams),
         session_idle: checker.positive("limits.session_idle", raw.session_idle, default.session_idle),

@@ -369,6 +369,8 @@ pub struct Limits {
     pub max_event_bytes: usize,
     /// One line of output of a stdio backend.
     pub max_line_bytes: usize,
+    /// Connections of clients at a time.
+    pub max_connections: usize,
     /// Client sessions at a time.
     pub max_sessions: usize,
     /// Open event streams to clients.
@@ -433,6 +435,7 @@ impl Default for Limits {
             max_result_bytes: 16 * MIB,
             max_event_bytes: 16 * MIB,
             max_line_bytes: 16 * MIB,
+            max_connections: 20_000,
             max_sessions: 100_000,
             max_streams: 10_000,
             session_idle: Duration::from_secs(30 * 60),

@@ -367,6 +367,8 @@ pub(super) struct Limits {
     pub(super) max_event_bytes: Option<ByteSize>,
     /// One line of output of a stdio backend; default `16MiB`.
     pub(super) max_line_bytes: Option<ByteSize>,
+    /// Connections of clients at a time; default 20000, and fewer where the process may not open that many files.
+    pub(super) max_connections: Option<NonZeroUsize>,
     /// Client sessions at a time; default 100000.
     pub(super) max_sessions: Option<NonZeroUsize>,
     /// Open event streams to clients; default 10000.

@@ -40,7 +40,7 @@ use std::{
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     io::Errno,
-    process::{self, Pid, PidfdFlags, Signal, WaitOptions, WaitStatus},
+    process::{self, Pid, PidfdFlags, Resource, Rlimit, Signal, WaitOptions, WaitStatus},
 };
 use signal_hook::{
     consts::{SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM},
@@ -66,7 +66,8 @@ const CODE_SIGNAL_BASE: i32 = 128;
 
 /// Runs the guard until its tree is gone.
 ///
-/// `args` is what follows the word `guard` on the command line: `[--parent PID] [--grace-ms N] -- CMD ARGS...`.
+/// `args` is what follows the word `guard` on the command line: `[--parent PID] [--grace-ms N] [--open-files N] -- CMD
+/// ARGS...`.
 /// `--parent` names the process whose end ends the tree, and must be the one that started the guard; without it,
 /// that is whichever process did. Call this before anything else in `main`: no runtime, no logging.
 pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
@@ -82,7 +83,7 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
 
 #[derive(Debug, thiserror::Error)]
 enum GuardError {
-    #[error("{0}; usage: drawbridge guard [--parent PID] [--grace-ms N] -- CMD ARGS...")]
+    #[error("{0}; usage: drawbridge guard [--parent PID] [--grace-ms N] [--open-files N] -- CMD ARGS...")]
     Usage(String),
     #[error("the gateway (process {0}) is gone; nothing was started")]
     ParentGone(i32),
@@ -118,6 +119,8 @@ impl GuardError {
 struct Options {
     parent: Option<i32>,
     grace: Duration,
+    /// How many files CMD may have open: old programs count on few.
+    open_files: Option<u64>,
     command: OsString,
     args: Vec<OsString>,
 }
@@ -127,6 +130,7 @@ impl Options {
         let mut args = args.into_iter();
         let mut parent = None;
         let mut grace = DEFAULT_GRACE;
+        let mut open_files = None;
         loop {
             let Some(arg) = args.next() else {
                 return Err(GuardError::Usage("the command is missing after --".to_owned()));
@@ -134,6 +138,7 @@ impl Options {
             match arg.to_str() {
                 Some("--") => break,
                 Some("--parent") => parent = Some(number("--parent", args.next())?),
+                Some("--open-files") => open_files = Some(number("--open-files", args.next())?),
                 Some("--grace-ms") => {
                     grace = Duration::from_millis(number("--grace-ms", args.next())?);
                 }
@@ -142,7 +147,7 @@ impl Options {
         }
         let command =
             args.next().ok_or_else(|| GuardError::Usage("the command is missing after --".to_owned()))?;
-        Ok(Self { parent, grace, command, args: args.collect() })
+        Ok(Self { parent, grace, open_files, command, args: args.collect() })
     }
 }
 
@@ -161,6 +166,11 @@ fn guard(options: &Options) -> Result<u8, GuardError> {
     process::set_child_subreaper(Some(process::getpid()))
         .map_err(GuardError::system("become the subreaper of the server's processes"))?;
 
+    if let Some(files) = options.open_files {
+        let maximum = process::getrlimit(Resource::Nofile).maximum;
+        process::setrlimit(Resource::Nofile, Rlimit { current: Some(files), maximum })
+            .map_err(GuardError::system("limit the server's open files"))?;
+    }
     let child = Command::new(&options.command)
         .args(&options.args)
         .process_group(0)
@@ -355,12 +365,25 @@ mod tests {
 
     #[test]
     fn options_end_at_the_separator() {
-        let options = parse(&["--parent", "12", "--grace-ms", "250", "--", "cmd", "--parent", "--"]).unwrap();
+        let options = parse(&[
+            "--parent",
+            "12",
+            "--open-files",
+            "64",
+            "--grace-ms",
+            "250",
+            "--",
+            "cmd",
+            "--parent",
+            "--",
+        ])
+        .unwrap();
         assert_eq!(
             options,
             Options {
                 parent: Some(12),
                 grace: Duration::from_millis(250),
+                open_files: Some(64),
                 command: "cmd".into(),
                 args: vec!["--parent".into(), "--".into()],
             }

@@ -411,6 +411,16 @@ async fn a_guard_starts_nothing_for_a_gateway_that_is_gone() {
 }
 
 #[tokio::test]
+async fn a_server_may_open_as_many_files_as_it_could_without_the_gateway() {
+    let guard = GuardCommand::new(probe(), ["guard"]).with_open_files(99);
+    let process = Process::spawn(&sh("ulimit -S -n; ulimit -H -n"), &guard, &TaskTracker::new()).unwrap();
+    let Process { mut lines, control, .. } = process;
+    assert_eq!(text(&mut lines).await, "99");
+    assert_ne!(text(&mut lines).await, "99", "it may raise its own limit");
+    drop(control);
+}
+
+#[tokio::test]
 async fn a_server_is_out_of_reach_of_the_terminals_signals() {
     let Process { mut lines, control, .. } =
         spawn(&sh("echo $$; cut -d' ' -f 5,6 /proc/$$/stat; sleep 1000"));
