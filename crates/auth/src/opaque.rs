@@ -89,7 +89,7 @@ impl Introspection {
         let asked = async { self.send(token).await?.check(policy, resource).map(Arc::new) };
         let active = self.known.try_get_with(key, asked).await.map_err(|why| (*why).clone())?;
         if active.expires_at.is_some_and(|end| end <= Utc::now().timestamp()) {
-            return Err(Refused::Invalid(EXPIRED));
+            return Err(Refused::Unfit(EXPIRED));
         }
         Ok(active)
     }
@@ -124,12 +124,13 @@ impl Introspection {
 
 impl Answer {
     fn check(self, policy: &Policy, resource: &str) -> Result<Active, Refused> {
-        let invalid = |why| Err(Refused::Invalid(why));
         if !self.active {
-            return invalid("its issuer says that it is not active");
+            return Err(Refused::Invalid("its issuer says that it is not active"));
         }
+        // From here on its issuer knows it.
+        let unfit = |why| Err(Refused::Unfit(why));
         if self.iss.is_some_and(|issuer| issuer != policy.issuer) {
-            return invalid("its issuer is another");
+            return unfit("its issuer is another");
         }
         let accepts = |aud: &Value| {
             let aud = aud.as_str().unwrap_or_default();
@@ -141,21 +142,21 @@ impl Answer {
             None => false,
         };
         if !is_for_here {
-            return invalid("its audience is another");
+            return unfit("its audience is another");
         }
         if self.token_type.is_some_and(|kind| !kind.eq_ignore_ascii_case("bearer")) || self.cnf.is_some() {
-            return invalid("it is no bearer token");
+            return unfit("it is no bearer token");
         }
         #[expect(clippy::cast_precision_loss, reason = "seconds")]
         let now = Utc::now().timestamp() as f64;
         if self.exp.is_some_and(|end| end <= now) {
-            return invalid(EXPIRED);
+            return unfit(EXPIRED);
         }
         if self.nbf.is_some_and(|begin| begin > now) {
-            return invalid("it is not good yet");
+            return unfit("it is not good yet");
         }
         let Some(client) = self.client_id.or_else(|| self.sub.clone()).filter(|id| !id.is_empty()) else {
-            return invalid("it names nobody");
+            return unfit("it names nobody");
         };
         let subject = self.sub.filter(|sub| !sub.is_empty()).unwrap_or_else(|| client.clone());
         #[expect(clippy::cast_possible_truncation, reason = "seconds")]
