@@ -14,7 +14,7 @@ use tokio::time::Instant;
 use url::form_urlencoded::{Serializer, byte_serialize};
 
 use crate::fetch::Fetch;
-use crate::jwt::{EXPIRED, Policy};
+use crate::jwt::{EXPIRED, LEEWAY, Policy};
 use crate::scope::Scopes;
 use crate::verifier::Refused;
 
@@ -65,6 +65,7 @@ struct Answer {
     client_id: Option<String>,
     token_type: Option<String>,
     exp: Option<f64>,
+    iat: Option<f64>,
     nbf: Option<f64>,
     aud: Option<Value>,
     scope: Option<String>,
@@ -136,24 +137,39 @@ impl Answer {
             let aud = aud.as_str().unwrap_or_default();
             aud == resource || policy.audiences.iter().any(|accepted| accepted == aud)
         };
-        let is_for_here = match &self.aud {
-            Some(Value::Array(all)) => all.iter().any(accepts),
-            Some(one) => accepts(one),
-            None => false,
+        let audiences: &[Value] = match &self.aud {
+            Some(Value::Array(all)) => all,
+            Some(one) => std::slice::from_ref(one),
+            None => &[],
         };
-        if !is_for_here {
+        if !audiences.iter().any(accepts) {
             return unfit("its audience is another");
+        }
+        let is_for_client = |aud: &Value| policy.clients.iter().any(|client| aud == client.as_str());
+        if audiences.iter().any(is_for_client) {
+            return unfit("it is an ID token");
         }
         if self.token_type.is_some_and(|kind| !kind.eq_ignore_ascii_case("bearer")) || self.cnf.is_some() {
             return unfit("it is no bearer token");
         }
         #[expect(clippy::cast_precision_loss, reason = "seconds")]
-        let now = Utc::now().timestamp() as f64;
+        let (now, leeway) = (Utc::now().timestamp() as f64, LEEWAY as f64);
         if self.exp.is_some_and(|end| end <= now) {
             return unfit(EXPIRED);
         }
         if self.nbf.is_some_and(|begin| begin > now) {
             return unfit("it is not good yet");
+        }
+        if self.iat.is_some_and(|iat| iat > now + leeway) {
+            return unfit("it was issued in the future");
+        }
+        if let Some(most) = policy.max_lifetime {
+            let Some(end) = self.exp else {
+                return unfit("its issuer does not say when it ends (exp), so max_lifetime can't be checked");
+            };
+            if end - self.iat.unwrap_or(now) > most {
+                return unfit("it is good for longer than is accepted");
+            }
         }
         let Some(client) = self.client_id.or_else(|| self.sub.clone()).filter(|id| !id.is_empty()) else {
             return unfit("it names nobody");
