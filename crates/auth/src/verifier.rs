@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use chrono::Utc;
+use drawbridge_core::Tasks;
 use drawbridge_core::state::WithFallback;
 use ipnet::IpNet;
 use moka::future::Cache;
@@ -96,6 +97,7 @@ pub struct Verifier {
     known: Cache<[u8; 32], Arc<Known>>,
     refused: Cache<[u8; 32], Refused>,
     failures: Failures,
+    tasks: Tasks,
     uses: Mutex<HashMap<String, (Time, Option<IpAddr>)>>,
 }
 
@@ -106,13 +108,15 @@ impl std::fmt::Debug for Verifier {
 }
 
 impl Verifier {
-    /// A verifier of issued tokens and of those of `issuers`, that counts failures by `limiter`.
+    /// A verifier of issued tokens and of those of `issuers`, that counts failures by `limiter`. What nobody waits for is
+    /// among `tasks`.
     pub fn new(
         origin: Option<Origin>,
         records: Arc<dyn Records>,
         revocations: Arc<Revocations>,
         issuers: Vec<Issuer>,
         limiter: WithFallback,
+        tasks: Tasks,
     ) -> Self {
         Self {
             origin,
@@ -122,6 +126,7 @@ impl Verifier {
             known: Cache::new(MAX_KNOWN),
             refused: Cache::builder().max_capacity(MAX_REFUSED).time_to_live(REFUSED_FOR).build(),
             failures: Failures::new(limiter),
+            tasks,
             uses: Mutex::default(),
         }
     }
@@ -418,10 +423,9 @@ impl Verifier {
     }
 
     /// Notes that what came with a refresh token has arrived. Nobody waits for that.
-    #[expect(clippy::disallowed_methods, reason = "it ends by itself, and may be lost")]
     fn note_seen(&self, refresh: String) {
         let records = self.records.clone();
-        tokio::spawn(async move {
+        self.tasks.spawn("note a use", async move {
             if let Err(why) = records.refresh_seen(&refresh, Utc::now()).await {
                 tracing::debug!("the use of an access token was not noted: {why}");
             }
