@@ -444,9 +444,11 @@ impl Connections {
 
     /// Renews what a user has, or waits for whoever does.
     async fn renew(&self, user: &str, backend: &str, refused: Option<i64>) -> Result<Arc<Opened>, Fault> {
+        let until = Instant::now() + PATIENCE;
         let turn = self.turns.lock().entry(format!("{user}:{backend}")).or_default().clone();
-        let _turn = turn.lock().await;
-        let renewed = self.renew_in_turn(user, backend, refused).await;
+        // It saves requests: whoever has waited too long for it looks at the records without it.
+        let _turn = tokio::time::timeout_at(until, turn.lock()).await;
+        let renewed = self.renew_in_turn(user, backend, refused, until).await;
         let mut turns = self.turns.lock();
         // Nobody but this table and this task.
         turns.retain(|_, turn| Arc::strong_count(turn) > 1);
@@ -458,9 +460,9 @@ impl Connections {
         user: &str,
         backend: &str,
         refused: Option<i64>,
+        until: Instant,
     ) -> Result<Arc<Opened>, Fault> {
         let none = || Fault::NotConnected { backend: backend.to_owned() };
-        let until = Instant::now() + PATIENCE;
         loop {
             let row =
                 self.vault.connection(user, backend).await.map_err(|error| unavailable(backend, &error))?;
@@ -479,16 +481,18 @@ impl Connections {
             let by = self.state.instance.as_str();
             let turn = Turn { by, now, until: now + TURN };
             let taken = self.vault.take_turn(&opened.row.id, opened.row.version, turn).await;
-            if taken.map_err(|error| unavailable(backend, &error))? {
+            let is_ours = taken.map_err(|error| unavailable(backend, &error))?;
+            if is_ours {
                 if let Some(done) = self.renew_now(&opened, was_refused).await? {
                     return Ok(done);
                 }
             } else if let Some(opened) = may_use(&opened) {
                 return Ok(opened);
-            } else {
-                if Instant::now() >= until {
-                    return Err(busy(backend, "another instance renews the token and is not done"));
-                }
+            }
+            if Instant::now() >= until {
+                return Err(busy(backend, "others renew the token and are not done"));
+            }
+            if !is_ours {
                 tokio::time::sleep(LOOK_EVERY).await;
             }
         }
