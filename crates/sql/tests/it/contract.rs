@@ -34,6 +34,7 @@ contracts! {
         whoever_comes_again_is_the_same_user,
         many_who_come_at_once_are_one_user,
         a_user_is_disabled_once_and_enabled_once,
+        each_who_raises_a_version_is_told_another_one,
         users_are_listed_newest_first;
     tokens:
         a_token_comes_back_as_it_was_kept,
