@@ -7,6 +7,7 @@ use drawbridge_wire::RpcError;
 use drawbridge_wire::code as rpc;
 use serde::{Deserialize, Serialize};
 
+use crate::accounts::Link;
 use crate::metrics::LimitKind;
 
 /// Who has to do something about a fault.
@@ -146,6 +147,9 @@ pub enum Fault {
     NoCredential { backend: String, detail: String },
     #[error("backend \"{backend}\" needs an account that the user has not connected")]
     NotConnected { backend: String },
+    /// The same, where the client can have its user do that now. What it says is for the user, and has no link in it.
+    #[error("Connect an account at {backend} to go on")]
+    ConnectFirst { backend: String, link: Link },
     #[error(
         "the answer of backend \"{backend}\" is larger than the {limit} bytes that limits.{} allows", .size.key()
     )]
@@ -206,7 +210,7 @@ impl Fault {
             Self::BadAnswer { .. } => "backend_bad_answer",
             Self::Refused { .. } => "backend_refused",
             Self::NoCredential { .. } => "no_credential",
-            Self::NotConnected { .. } => "not_connected",
+            Self::NotConnected { .. } | Self::ConnectFirst { .. } => "not_connected",
             Self::TooLarge { .. } => "result_too_large",
             Self::OutcomeUnknown { .. } => "outcome_unknown",
             Self::Busy { .. } => "busy",
@@ -252,6 +256,7 @@ impl Fault {
             | Self::NoAnswer { .. }
             | Self::ClientRefused { .. }
             | Self::NotConnected { .. }
+            | Self::ConnectFirst { .. }
             | Self::RateLimited { .. } => Blame::Caller,
             _ => Blame::Backend,
         }
@@ -294,9 +299,11 @@ impl Fault {
             | Self::NotParked { .. }
             | Self::NoAnswer { .. }
             | Self::ClientRefused { .. } => Retry::Unsafe,
-            Self::Refused { .. } | Self::NotConnected { .. } | Self::TooLarge { .. } | Self::Rpc(_) => {
-                Retry::Useless
-            }
+            Self::Refused { .. }
+            | Self::NotConnected { .. }
+            | Self::ConnectFirst { .. }
+            | Self::TooLarge { .. }
+            | Self::Rpc(_) => Retry::Useless,
         }
     }
 
@@ -336,5 +343,18 @@ impl From<crate::state::Unavailable> for Fault {
         // Where it is and what it said is for the operator's log, not for clients.
         tracing::debug!("shared state: {}", unavailable.0);
         Self::StateUnavailable { detail: "it does not answer".to_owned() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_logged_of_a_fault_has_no_link_of_a_user() {
+        let link = Link { name: "0815".to_owned(), url: "https://gw.example/connect/gh?e=sealed".to_owned() };
+        let fault = Fault::ConnectFirst { backend: "gh".to_owned(), link };
+        assert!(!format!("{fault} {fault:?}").contains("sealed"));
+        assert_eq!((fault.code(), fault.blame()), ("not_connected", Blame::Caller));
     }
 }
