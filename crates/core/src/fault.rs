@@ -140,7 +140,7 @@ pub enum Fault {
     #[error("backend \"{backend}\" gave an answer that is not MCP: {detail}")]
     BadAnswer { backend: String, detail: String },
     #[error(
-        "backend \"{backend}\" refuses the gateway's credentials (HTTP {status}): check its headers in the configuration"
+        "backend \"{backend}\" refuses the gateway's credentials (HTTP {status}): check its headers, or its auth, in the configuration"
     )]
     Refused { backend: String, status: u16 },
     #[error("there is no credential for backend \"{backend}\" now: {detail}")]
@@ -274,7 +274,13 @@ impl Fault {
             }
             Self::Timeout { .. } => "look at its load, and at the times that its configuration allows",
             Self::BadAnswer { .. } => "look whether its url is that of its MCP endpoint, with the right path",
-            Self::Refused { .. } => "look at the credentials that its configuration sends (headers)",
+            Self::Refused { .. } => {
+                "look at the credentials that its configuration sends (headers, or auth), and what they may there"
+            }
+            Self::NoCredential { .. } => {
+                "look in the log why there is no token (auth): whether its authorization server runs and knows the \
+                 gateway's client_id and secret, and whether the database does"
+            }
             Self::TooLarge { .. } => "raise the limit that is named, or let it answer in pages",
             Self::OutcomeUnknown { .. } => "look why it closes connections or ends: its own log says more",
             _ => return None,
@@ -349,6 +355,16 @@ impl From<crate::state::Unavailable> for Fault {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_fault_of_credentials_says_what_to_do_wherever_they_are_from() {
+        let refused = Fault::Refused { backend: "gh".to_owned(), status: 401 };
+        let none = Fault::NoCredential { backend: "gh".to_owned(), detail: "away".to_owned() };
+        for fault in [refused, none] {
+            assert_eq!(fault.blame(), Blame::Backend);
+            assert!(fault.advice().is_some_and(|advice| advice.contains("auth")), "{fault}");
+        }
+    }
 
     #[test]
     fn what_is_logged_of_a_fault_has_no_link_of_a_user() {
