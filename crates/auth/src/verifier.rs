@@ -28,7 +28,6 @@ use crate::scope::{self, Scopes};
 use crate::token::{self, SecretKind, TokenKind};
 
 use failures::Failures;
-pub use failures::PER_MINUTE as FAILURES_PER_MINUTE;
 pub use introspection::Introspected;
 
 /// Tokens whose records were looked up are looked up again after this time.
