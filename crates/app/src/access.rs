@@ -431,7 +431,7 @@ fn external(external: &External, fetcher: &Arc<Fetcher>, tasks: &Tasks) -> Issue
         keys: Arc::new(Jwks::new(&external.issuer, location, fetcher.clone(), tasks.clone())),
         is_own: false,
         introspection: external.introspection.as_ref().map(|asked| {
-            let secret = asked.client_secret.expose().to_owned();
+            let secret = asked.client_secret.live();
             Introspection::new(asked.url.clone(), asked.client_id.clone(), secret, fetcher.clone())
         }),
     }

@@ -16,6 +16,7 @@ use url::form_urlencoded::{Serializer, byte_serialize};
 use crate::fetch::Fetch;
 use crate::jwt::{EXPIRED, LEEWAY, Policy};
 use crate::scope::Scopes;
+use crate::secret::Secret;
 use crate::verifier::Refused;
 
 /// The largest answer, in bytes.
@@ -34,7 +35,7 @@ pub struct Introspection {
     /// The gateway's id there.
     pub client_id: String,
     /// What the gateway proves that with.
-    pub client_secret: String,
+    pub client_secret: Secret,
     fetch: Arc<dyn Fetch>,
     known: Cache<[u8; 32], Arc<Active>>,
 }
@@ -74,7 +75,7 @@ struct Answer {
 
 impl Introspection {
     /// Asks at `url` as the client with this id and secret.
-    pub fn new(url: String, client_id: String, client_secret: String, fetch: Arc<dyn Fetch>) -> Self {
+    pub fn new(url: String, client_id: String, client_secret: Secret, fetch: Arc<dyn Fetch>) -> Self {
         let known = Cache::builder().max_capacity(MAX_KNOWN).time_to_live(KEPT).build();
         Self { url, client_id, client_secret, fetch, known }
     }
@@ -98,7 +99,8 @@ impl Introspection {
     async fn send(&self, token: &str) -> Result<Answer, Refused> {
         let unavailable = |why: &str| Refused::Unavailable(format!("{}: {why}", self.url));
         let encoded = |text: &str| byte_serialize(text.as_bytes()).collect::<String>();
-        let basic = STANDARD.encode(format!("{}:{}", encoded(&self.client_id), encoded(&self.client_secret)));
+        let secret = self.client_secret.read();
+        let basic = STANDARD.encode(format!("{}:{}", encoded(&self.client_id), encoded(&secret)));
         let form = Serializer::new(String::new())
             .append_pair("token", token)
             .append_pair("token_type_hint", "access_token")
