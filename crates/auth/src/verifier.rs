@@ -21,10 +21,11 @@ use tokio::time::Instant;
 use crate::identity::{Credential, Identity, Kind, context, shown};
 use crate::jwt::{EXPIRED, KeySource, LEEWAY, MAX_TOKEN_BYTES, Policy, Unverified, Wrong};
 use crate::opaque::{self, Introspection};
-use crate::records::{Records, RecordsError, Time, Token, TokenStatus, User};
+use crate::records::{Records, RecordsError, Revocation, Time, Token, TokenStatus, User};
 use crate::resource::Origin;
 use crate::revoking::{RevocationKey, Revocations};
 use crate::scope::{self, Scopes};
+use crate::signing::MAX_LIFETIME;
 use crate::token::{self, SecretKind, TokenKind};
 
 use failures::Failures;
@@ -423,9 +424,19 @@ impl Verifier {
 
     /// Notes that what came with a refresh token has arrived. Nobody waits for that.
     fn note_seen(&self, refresh: String) {
-        let records = self.records.clone();
+        let (records, revocations, now) = (self.records.clone(), self.revocations.clone(), Utc::now());
         self.tasks.spawn("note a use", async move {
-            if let Err(why) = records.refresh_seen(&refresh, Utc::now()).await {
+            let noted = async {
+                let Some(grant) = records.refresh_seen(&refresh, now).await? else { return Ok(()) };
+                tracing::warn!(
+                    grant.id = grant,
+                    "refresh_reuse: tokens are used that seemed lost and were given anew; their grant is revoked"
+                );
+                records.revoke_grant(&grant, "refresh_reuse", now).await?;
+                let revocation = Revocation { key: RevocationKey::grant(&grant), until: now + MAX_LIFETIME };
+                revocations.revoke(&[revocation]).await.map(drop)
+            };
+            if let Err(why) = noted.await {
                 tracing::debug!("the use of an access token was not noted: {why}");
             }
         });
