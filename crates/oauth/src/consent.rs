@@ -132,6 +132,15 @@ pub(crate) async fn decide(State(inner): State<Shared>, request: Request<Body>) 
     let Some(login) = login.filter(|login| transaction.user.as_deref() == Some(login.user.as_str())) else {
         return inner.trouble(text, StatusCode::FORBIDDEN, text.expired);
     };
+    // From the back button, or a second click: what was granted is granted once.
+    match inner.records.grant(&transaction.id).await {
+        Ok(None) => {}
+        Ok(Some(_)) => return inner.trouble(text, StatusCode::CONFLICT, text.answered),
+        Err(error) => {
+            tracing::warn!("a consent can't be taken: {error}");
+            return inner.trouble(text, StatusCode::SERVICE_UNAVAILABLE, text.unavailable);
+        }
+    }
     match form.get("decision") {
         Some("switch") => switch(&inner, transaction, &head.headers, text).await,
         Some("allow") => inner.grant(&transaction, &login, &form, text).await,
