@@ -246,3 +246,168 @@ impl Connections {
         fresh
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use async_trait::async_trait;
+    use drawbridge_auth::fetch::{Fetch, NotFetched};
+    use drawbridge_auth::records::RecordsError;
+    use drawbridge_auth::resource::Origin;
+    use drawbridge_auth::vault::{Authority, Vault};
+    use drawbridge_core::Tasks;
+    use drawbridge_core::seal::{KeyRing, SealKey};
+    use drawbridge_core::state::MemoryState;
+    use http::{Request, Response};
+    use parking_lot::Mutex;
+    use serde_json::json;
+
+    use super::*;
+    use crate::authority::{Authorities, Pins, Site};
+
+    const ISSUER: &str = "https://id.example";
+
+    /// Records in which a connection is another one each time that it is looked at.
+    struct Restless(Mutex<Connection>);
+
+    #[async_trait]
+    impl Vault for Restless {
+        async fn authority(&self, backend: &str) -> Result<Option<Authority>, RecordsError> {
+            Ok(Some(Authority {
+                backend: backend.to_owned(),
+                issuer: ISSUER.to_owned(),
+                resource: String::new(),
+                metadata: json!({ "server": { "issuer": ISSUER, "token_endpoint": format!("{ISSUER}/token") } }),
+                found: None,
+                client_id: None,
+                client_secret: None,
+                pinned_at: Utc::now(),
+            }))
+        }
+
+        async fn pin_authority(&self, authority: &Authority) -> Result<Authority, RecordsError> {
+            Ok(authority.clone())
+        }
+
+        async fn replace_authority(&self, _: &str, _: &Authority) -> Result<Option<Authority>, RecordsError> {
+            Ok(None)
+        }
+
+        async fn note_authority(&self, _: &str, _: Option<&str>) -> Result<(), RecordsError> {
+            Ok(())
+        }
+
+        async fn register_at(
+            &self,
+            _: &str,
+            _: &str,
+            _: &str,
+            _: Option<&str>,
+        ) -> Result<Option<Authority>, RecordsError> {
+            Ok(None)
+        }
+
+        async fn forget_client(&self, _: &str, _: &str, _: &str) -> Result<(), RecordsError> {
+            Ok(())
+        }
+
+        async fn connection(&self, _: &str, _: &str) -> Result<Option<Connection>, RecordsError> {
+            let mut row = self.0.lock();
+            row.version += 1;
+            Ok(Some(row.clone()))
+        }
+
+        async fn connections(&self, _: &str) -> Result<Vec<Connection>, RecordsError> {
+            Ok(Vec::new())
+        }
+
+        async fn put_connection(&self, connection: &Connection) -> Result<Connection, RecordsError> {
+            Ok(connection.clone())
+        }
+
+        async fn change_connection(&self, _: &Connection) -> Result<bool, RecordsError> {
+            Ok(false)
+        }
+
+        async fn take_turn(&self, _: &str, _: i64, _: Turn<'_>) -> Result<bool, RecordsError> {
+            Ok(true)
+        }
+
+        async fn give_back(&self, _: &str, _: &str) -> Result<(), RecordsError> {
+            Ok(())
+        }
+
+        async fn remove_connection(&self, _: &str, _: &str) -> Result<Option<Connection>, RecordsError> {
+            Ok(None)
+        }
+
+        async fn sealed_before(&self, _: &str, _: u32) -> Result<Vec<Connection>, RecordsError> {
+            Ok(Vec::new())
+        }
+    }
+
+    /// A server that takes a second for each token.
+    struct Slow;
+
+    #[async_trait]
+    impl Fetch for Slow {
+        async fn fetch(&self, _: Request<Vec<u8>>, _: usize) -> Result<Response<Vec<u8>>, NotFetched> {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            let tokens = json!({ "access_token": "a", "token_type": "Bearer", "expires_in": 3600 });
+            let response = Response::builder().header("content-type", "application/json");
+            Ok(response.body(tokens.to_string().into()).unwrap())
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_connection_that_is_changed_under_each_renewal_holds_its_calls_up_no_longer_than_others_do() {
+        let now = Utc::now();
+        let row = Connection {
+            id: "c".to_owned(),
+            user: "ann".to_owned(),
+            backend: "gh".to_owned(),
+            issuer: ISSUER.to_owned(),
+            resource: String::new(),
+            client: "gateway".to_owned(),
+            scopes: BTreeSet::new(),
+            wanted: BTreeSet::new(),
+            access: String::new(),
+            refresh: None,
+            id_token: None,
+            expires_at: Some(now - TimeDelta::seconds(1)),
+            status: ConnectionStatus::Connected,
+            version: 1,
+            last_error: None,
+            created_at: now,
+            updated_at: now - TimeDelta::hours(1),
+        };
+        let vault = Arc::new(Restless(Mutex::new(row)));
+        let key = SealKey { id: "k".to_owned(), secret: [7; 32] };
+        let connections = Connections::new(
+            Authorities {
+                pins: Pins { vault: vault.clone(), guarded: Arc::new(Slow) },
+                ring: Arc::new(KeyRing::new(&[key]).unwrap()),
+                state: MemoryState::new(1 << 20, Duration::from_secs(60)).instance(false),
+                origin: Origin::of(&"https://gw.example".parse().unwrap()),
+                name: "the gateway".to_owned(),
+                assert: None,
+            },
+            Tasks::default(),
+        );
+        connections.set_sites(vec![Site {
+            name: "gh".to_owned(),
+            url: "https://gh.example/mcp".parse().unwrap(),
+            issuer: Some(ISSUER.to_owned()),
+            client: Some(("gateway".to_owned(), None)),
+            scopes: Vec::new(),
+            resource: None,
+            trusted: Arc::new(Slow),
+        }]);
+        connections.fill(&mut vault.0.lock(), "old", Some("refresh"), None);
+        let begun = Instant::now();
+        let usable =
+            tokio::time::timeout(Duration::from_secs(60), connections.usable("ann", "gh", None)).await;
+        let Err(fault) = usable.unwrap() else { panic!("nothing was kept") };
+        assert_eq!(fault.code(), "no_credential", "{fault}");
+        assert!(begun.elapsed() >= PATIENCE && begun.elapsed() < PATIENCE * 2, "{:?}", begun.elapsed());
+    }
+}
