@@ -12,6 +12,7 @@ use drawbridge_auth::revoking::Revocations;
 use drawbridge_auth::signing::Signer;
 use drawbridge_auth::token::{Secret, SecretKind, TokenKind};
 use drawbridge_auth::verifier::{Issuer, Verifier};
+use drawbridge_core::Tasks;
 use drawbridge_core::revocation::MemoryRevocations;
 use drawbridge_core::seal::{KeyRing, SealKey};
 use drawbridge_core::state::{MemoryLimiter, WithFallback};
@@ -47,7 +48,8 @@ impl Bench {
         let own = Issuer { policy: signer.policy(), keys: signer.clone(), is_own: true, introspection: None };
         let limiter = WithFallback::new(Arc::new(MemoryLimiter::default()));
         let origin = Origin::of(&ORIGIN.parse()?);
-        let verifier = Verifier::new(Some(origin), dynamic, revocations, vec![own], limiter);
+        let verifier =
+            Verifier::new(Some(origin), dynamic, revocations, vec![own], limiter, Tasks::default());
         let claims = UserClaims {
             issuer: "local".to_owned(),
             subject: "bench".to_owned(),

@@ -79,6 +79,7 @@ pub struct Access {
     signer: Option<Arc<Signer>>,
     origin: Option<Origin>,
     shared: SharedState,
+    tasks: Tasks,
     /// Of the first administrator's token, if the configuration has one.
     bootstrap: Option<SecretHash>,
     trail: Arc<AuditTrail>,
@@ -96,7 +97,7 @@ pub fn database_url(config: &Config) -> String {
 
 impl Access {
     /// What the configuration asks for, over the database of `audit`; `None` if callers are not asked who they are.
-    /// `public` is where clients connect.
+    /// `public` is where clients connect. What nobody waits for is among `tasks`.
     ///
     /// # Errors
     ///
@@ -107,6 +108,7 @@ impl Access {
         shared: &SharedState,
         ring: &Arc<KeyRing>,
         audit: &Audit,
+        tasks: &Tasks,
     ) -> anyhow::Result<Option<Arc<Self>>> {
         if config.auth.mode == AuthMode::None {
             return Ok(None);
@@ -134,11 +136,11 @@ impl Access {
         }
         if config.auth.mode == AuthMode::External {
             let fetcher = Arc::new(Fetcher::new(collector_options(config)));
-            issuers.extend(config.auth.external.iter().map(|issuer| external(issuer, &fetcher)));
+            issuers.extend(config.auth.external.iter().map(|issuer| external(issuer, &fetcher, tasks)));
         }
         let limiter = WithFallback::new(shared.limiter.clone());
-        let verifier = Verifier::new(origin.clone(), records, revocations.clone(), issuers, limiter);
-        let verifier = Arc::new(verifier);
+        let (resources, revoked) = (origin.clone(), revocations.clone());
+        let verifier = Arc::new(Verifier::new(resources, records, revoked, issuers, limiter, tasks.clone()));
         let this = Arc::new(Self {
             records: sql.clone(),
             revocations,
@@ -146,6 +148,7 @@ impl Access {
             signer,
             origin,
             shared: shared.clone(),
+            tasks: tasks.clone(),
             bootstrap: config.admin.bootstrap_token.as_ref().map(|secret| token::hash(secret.expose())),
             trail: audit.trail.clone(),
             is_prepared: AtomicBool::new(false),
@@ -285,7 +288,8 @@ impl Access {
                 scopes: login.scopes.clone(),
                 groups_claim: login.groups_claim.clone(),
             };
-            Provider::new(options, Arc::new(Fetcher::new(collector_options(config))))
+            let fetcher = Arc::new(Fetcher::new(collector_options(config)));
+            Provider::new(options, fetcher, self.tasks.clone())
         });
         let router = drawbridge_oauth::server(drawbridge_oauth::Parts {
             origin: origin.clone(),
@@ -301,6 +305,7 @@ impl Access {
             limiter: self.shared.limiter.clone(),
             has_endpoint: names.has(),
             connections,
+            tasks: self.tasks.clone(),
         });
         Ok(router.layer(axum::middleware::map_request(|mut request: Request<Body>| async {
             if let Some(PeerAddress(address)) = request.extensions().get().copied() {
@@ -410,7 +415,7 @@ impl Access {
 }
 
 /// An issuer whose tokens are accepted.
-fn external(external: &External, fetcher: &Arc<Fetcher>) -> Issuer {
+fn external(external: &External, fetcher: &Arc<Fetcher>, tasks: &Tasks) -> Issuer {
     let location = external.jwks_uri.clone().map_or(Location::Discovered, Location::Url);
     let is_accepted =
         |algorithm: &Algorithm| external.algorithms.iter().any(|named| *named == format!("{algorithm:?}"));
@@ -423,10 +428,10 @@ fn external(external: &External, fetcher: &Arc<Fetcher>) -> Issuer {
             clients: external.client_ids.clone(),
             max_lifetime: Some(external.max_lifetime.as_secs_f64()),
         },
-        keys: Arc::new(Jwks::new(&external.issuer, location, fetcher.clone())),
+        keys: Arc::new(Jwks::new(&external.issuer, location, fetcher.clone(), tasks.clone())),
         is_own: false,
         introspection: external.introspection.as_ref().map(|asked| {
-            let secret = asked.client_secret.expose().to_owned();
+            let secret = asked.client_secret.live();
             Introspection::new(asked.url.clone(), asked.client_id.clone(), secret, fetcher.clone())
         }),
     }

@@ -96,7 +96,7 @@ impl Gateway {
         let gateway_public = public.local_addr()?;
         let audit = Audit::open(&config, &ring, &metrics)?;
         let access = match &audit {
-            Some(audit) => Access::open(&config, gateway_public, &state, &ring, audit).await?,
+            Some(audit) => Access::open(&config, gateway_public, &state, &ring, audit, &work.fleet).await?,
             None => None,
         };
         let calls = audit.as_ref().and_then(|audit| audit.calls());

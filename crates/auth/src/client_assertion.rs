@@ -118,7 +118,8 @@ impl<'a> Assertion<'a> {
         validation.validate_aud = false;
         validation.set_issuer(&[&self.client]);
         validation.set_required_spec_claims(&["exp", "iss", "sub", "aud"]);
-        let claims: Claims = key.decode(self.text, &validation).map_err(Unproven::Invalid)?;
+        let claims: Claims =
+            key.decode(self.text, &validation).map_err(|wrong| Unproven::Invalid(wrong.why))?;
         self.check(&claims, audiences).map_err(Unproven::Invalid)?;
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "seconds, at most 630")]
         let left = (claims.exp - now()).max(0.0) as u64 + LEEWAY + 1;

@@ -59,7 +59,7 @@ pub async fn verify(
     validation.set_issuer(&[issuer]);
     validation.set_audience(&[client]);
     validation.set_required_spec_claims(&["exp", "iss", "aud", "sub"]);
-    let claims: IdClaims = key.decode(token, &validation).map_err(Invalid)?;
+    let claims: IdClaims = key.decode(token, &validation).map_err(|wrong| Invalid(wrong.why))?;
     let has_several = claims.aud.as_array().is_some_and(|all| all.len() > 1);
     if claims.iss != issuer {
         return Err(Invalid("its issuer is another"));

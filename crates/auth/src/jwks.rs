@@ -5,14 +5,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use drawbridge_core::Tasks;
 use jsonwebtoken::Algorithm;
 use jsonwebtoken::jwk::{AlgorithmParameters, Jwk, PublicKeyUse};
 use parking_lot::Mutex;
 use serde::Deserialize;
 use serde_json::Value;
-use tokio::task::JoinHandle;
+use tokio::sync::watch;
 use tokio::time::Instant;
-use tracing::Instrument as _;
 
 use crate::fetch::{Fetch, NotFetched, document};
 use crate::jwt::{KeySource, NoKeys, VerifyingKey};
@@ -45,6 +45,8 @@ struct Kept {
     /// From when on they are fetched anew, and until when they are good.
     times: Option<(Instant, Instant)>,
     asked: Option<Instant>,
+    /// Closed once the fetch that was begun last is over, whatever came of it.
+    fetching: Option<watch::Receiver<()>>,
     error: Option<String>,
 }
 
@@ -78,8 +80,7 @@ struct Inner {
     location: Location,
     fetch: Arc<dyn Fetch>,
     kept: Mutex<Kept>,
-    /// Held by the one that asks.
-    asking: tokio::sync::Mutex<()>,
+    tasks: Tasks,
 }
 
 impl std::fmt::Debug for Jwks {
@@ -95,37 +96,37 @@ struct Metadata {
 }
 
 impl Jwks {
-    /// The keys of `issuer`, which are not fetched until they are needed.
-    pub fn new(issuer: &str, location: Location, fetch: Arc<dyn Fetch>) -> Self {
-        Self(Arc::new(Inner {
-            issuer: issuer.to_owned(),
-            location,
-            fetch,
-            kept: Mutex::default(),
-            asking: tokio::sync::Mutex::default(),
-        }))
+    /// The keys of `issuer`, which are not fetched until they are needed, and then by one of `tasks`.
+    pub fn new(issuer: &str, location: Location, fetch: Arc<dyn Fetch>, tasks: Tasks) -> Self {
+        Self(Arc::new(Inner { issuer: issuer.to_owned(), location, fetch, kept: Mutex::default(), tasks }))
     }
 
-    /// Fetches the keys, if that was not done a moment ago. It goes on if the caller does not.
-    #[expect(clippy::disallowed_methods, reason = "it ends by itself: what is fetched has a deadline")]
-    fn refresh(&self) -> JoinHandle<()> {
-        let inner = self.0.clone();
-        let span = tracing::Span::current();
-        tokio::spawn(async move { inner.refresh().await }.instrument(span))
+    /// Fetches the keys, unless that is being done or was done a moment ago. What to wait for, if there is something; the
+    /// fetch goes on if nobody does.
+    fn refresh(&self) -> Option<watch::Receiver<()>> {
+        let mut kept = self.0.kept.lock();
+        let fetching = kept.fetching.as_ref().filter(|fetching| fetching.has_changed().is_ok());
+        if let Some(fetching) = fetching {
+            return Some(fetching.clone());
+        }
+        if !kept.may_ask() {
+            return None;
+        }
+        kept.asked = Some(Instant::now());
+        let (over, fetching) = watch::channel(());
+        kept.fetching = Some(fetching.clone());
+        let (inner, url) = (self.0.clone(), kept.url.clone());
+        drop(kept);
+        self.0.tasks.spawn_within("fetch keys", async move {
+            inner.refresh(url).await;
+            drop(over);
+        });
+        Some(fetching)
     }
 }
 
 impl Inner {
-    async fn refresh(&self) {
-        let _asking = self.asking.lock().await;
-        let url = {
-            let mut kept = self.kept.lock();
-            if !kept.may_ask() {
-                return;
-            }
-            kept.asked = Some(Instant::now());
-            kept.url.clone()
-        };
+    async fn refresh(&self, url: Option<String>) {
         let loaded = self.load(url).await;
         let mut kept = self.kept.lock();
         match loaded {
@@ -134,7 +135,7 @@ impl Inner {
                 let age = age.map_or(default, |age| age.clamp(least, most));
                 let now = Instant::now();
                 let times = Some((now + age.mul_f32(AHEAD), now + age));
-                *kept = Kept { keys, url: Some(url), times, asked: kept.asked, error: None };
+                (kept.keys, kept.url, kept.times, kept.error) = (keys, Some(url), times, None);
             }
             Err(NotFetched(why)) => {
                 tracing::warn!(issuer = self.issuer, "the keys of an issuer can't be had: {why}");
@@ -275,14 +276,17 @@ impl KeySource for Jwks {
             // An issuer that did not answer is not waited for again while its keys can still be used.
             let is_good = kept.is_fresh() || (kept.error.is_some() && kept.is_usable());
             if is_good && let Some(key) = find(&kept.keys, kid, algorithm) {
-                if kept.is_due() && kept.may_ask() {
-                    drop(self.refresh());
+                let is_due = kept.is_due();
+                drop(kept);
+                if is_due {
+                    self.refresh();
                 }
                 return Ok(Some(key));
             }
         }
-        if self.refresh().await.is_err() {
-            tracing::error!(issuer = self.0.issuer, "fetching the keys of an issuer ended in a panic");
+        if let Some(mut fetching) = self.refresh() {
+            // It says nothing but that it is over.
+            let _ = fetching.changed().await;
         }
         let kept = self.0.kept.lock();
         if kept.is_usable() {
@@ -321,7 +325,8 @@ mod tests {
         }
 
         fn keys(self: &Arc<Self>) -> Jwks {
-            Jwks::new("https://id.example", Location::Url("https://id.example/keys".to_owned()), self.clone())
+            let location = Location::Url("https://id.example/keys".to_owned());
+            Jwks::new("https://id.example", location, self.clone(), Tasks::default())
         }
 
         fn asked(&self) -> usize {
@@ -348,6 +353,43 @@ mod tests {
                 .header("cache-control", "max-age=100");
             Ok(response.body(body).unwrap())
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn many_unknown_keys_wait_for_one_fetch_and_are_refused_at_once_after_it() {
+        let issuer = Issuer::with(&["one"]);
+        let keys = Arc::new(issuer.keys());
+        assert!(has(&keys, "one").await);
+        issuer.answers.forget_permits(1000);
+        tokio::time::advance(ASK_EVERY).await;
+        let mut asking = tokio::task::JoinSet::new();
+        for n in 0..100 {
+            let keys = keys.clone();
+            asking.spawn(async move { has(&keys, &format!("unknown {n}")).await });
+        }
+        while issuer.asked() < 2 {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(keys.0.tasks.tracker().len(), 1, "one task for all who wait");
+        issuer.answers.add_permits(1);
+        assert!(asking.join_all().await.iter().all(|has| !has));
+        assert!(!has(&keys, "yet another").await);
+        assert_eq!((issuer.asked(), keys.0.tasks.tracker().len()), (2, 0));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_fetch_that_is_cut_off_by_the_end_of_the_gateway_leaves_nobody_waiting() {
+        let issuer = Issuer::with(&["one"]);
+        issuer.answers.forget_permits(1000);
+        let keys = Arc::new(issuer.keys());
+        let waits = keys.clone();
+        let mut asking = tokio::task::JoinSet::new();
+        asking.spawn(async move { waits.key(Some("one"), Algorithm::ES256).await.is_err() });
+        while issuer.asked() < 1 {
+            tokio::task::yield_now().await;
+        }
+        assert!(!keys.0.tasks.finish(Duration::from_secs(1)).await);
+        assert_eq!(asking.join_all().await, [true]);
     }
 
     async fn has(keys: &Jwks, kid: &str) -> bool {

@@ -31,6 +31,25 @@ pub const ALGORITHMS: [Algorithm; 9] = [
     Algorithm::EdDSA,
 ];
 
+/// Why what a token says is not accepted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Wrong {
+    /// For the log.
+    pub why: &'static str,
+    /// Whether its issuer has signed it all the same.
+    pub is_genuine: bool,
+}
+
+impl Wrong {
+    fn forged(why: &'static str) -> Self {
+        Self { why, is_genuine: false }
+    }
+
+    fn genuine(why: &'static str) -> Self {
+        Self { why, is_genuine: true }
+    }
+}
+
 /// A key that signatures can be checked with.
 #[derive(Debug, Clone)]
 pub struct VerifyingKey {
@@ -66,9 +85,9 @@ impl VerifyingKey {
         &self,
         token: &str,
         validation: &Validation,
-    ) -> Result<C, &'static str> {
+    ) -> Result<C, Wrong> {
         let decoded = jsonwebtoken::decode::<C>(token, &self.key, validation);
-        decoded.map(|decoded| decoded.claims).map_err(|error| reason(error.kind()))
+        decoded.map(|decoded| decoded.claims).map_err(|error| wrong(error.kind()))
     }
 
     /// Whether it can check a signature of this algorithm.
@@ -210,16 +229,11 @@ impl<'t> Unverified<'t> {
     ///
     /// # Errors
     ///
-    /// Why it is not accepted, for the log.
-    pub fn verify(
-        &self,
-        policy: &Policy,
-        key: &VerifyingKey,
-        resource: &str,
-    ) -> Result<Claims, &'static str> {
+    /// Why it is not accepted.
+    pub fn verify(&self, policy: &Policy, key: &VerifyingKey, resource: &str) -> Result<Claims, Wrong> {
         let algorithm = self.header.alg;
         if !key.fits(algorithm) {
-            return Err("its algorithm is not the key's");
+            return Err(Wrong::forged("its algorithm is not the key's"));
         }
         let mut validation = Validation::new(algorithm);
         validation.leeway = LEEWAY;
@@ -230,7 +244,7 @@ impl<'t> Unverified<'t> {
         validation.set_audience(&audiences);
         validation.set_required_spec_claims(&["exp", "iss", "aud", "sub"]);
         let claims: Claims = key.decode(self.token, &validation)?;
-        check(&claims, policy)?;
+        check(&claims, policy).map_err(Wrong::genuine)?;
         Ok(claims)
     }
 }
@@ -298,15 +312,18 @@ fn check(claims: &Claims, policy: &Policy) -> Result<(), &'static str> {
     if of_client { Err("it is an ID token") } else { Ok(()) }
 }
 
-fn reason(kind: &ErrorKind) -> &'static str {
+/// The signature is looked at before anything that is said.
+fn wrong(kind: &ErrorKind) -> Wrong {
     match kind {
-        ErrorKind::InvalidSignature => "its signature is wrong",
-        ErrorKind::ExpiredSignature => EXPIRED,
-        ErrorKind::ImmatureSignature => "it is not good yet",
-        ErrorKind::InvalidAudience => "it is for another resource",
-        ErrorKind::InvalidIssuer => "its issuer is another",
-        ErrorKind::MissingRequiredClaim(_) => "it lacks a claim",
-        ErrorKind::InvalidAlgorithm | ErrorKind::UnsupportedAlgorithm => "its algorithm is not accepted",
-        _ => "it is malformed",
+        ErrorKind::ExpiredSignature => Wrong::genuine(EXPIRED),
+        ErrorKind::ImmatureSignature => Wrong::genuine("it is not good yet"),
+        ErrorKind::InvalidAudience => Wrong::genuine("it is for another resource"),
+        ErrorKind::InvalidIssuer => Wrong::genuine("its issuer is another"),
+        ErrorKind::MissingRequiredClaim(_) => Wrong::genuine("it lacks a claim"),
+        ErrorKind::InvalidSignature => Wrong::forged("its signature is wrong"),
+        ErrorKind::InvalidAlgorithm | ErrorKind::UnsupportedAlgorithm => {
+            Wrong::forged("its algorithm is not accepted")
+        }
+        _ => Wrong::forged("it is malformed"),
     }
 }

@@ -18,6 +18,7 @@ pub mod records;
 pub mod resource;
 pub mod revoking;
 pub mod scope;
+pub mod secret;
 pub mod signing;
 pub mod token;
 pub mod vault;

@@ -14,8 +14,9 @@ use tokio::time::Instant;
 use url::form_urlencoded::{Serializer, byte_serialize};
 
 use crate::fetch::Fetch;
-use crate::jwt::{EXPIRED, Policy};
+use crate::jwt::{EXPIRED, LEEWAY, Policy};
 use crate::scope::Scopes;
+use crate::secret::Secret;
 use crate::verifier::Refused;
 
 /// The largest answer, in bytes.
@@ -34,7 +35,7 @@ pub struct Introspection {
     /// The gateway's id there.
     pub client_id: String,
     /// What the gateway proves that with.
-    pub client_secret: String,
+    pub client_secret: Secret,
     fetch: Arc<dyn Fetch>,
     known: Cache<[u8; 32], Arc<Active>>,
 }
@@ -65,6 +66,7 @@ struct Answer {
     client_id: Option<String>,
     token_type: Option<String>,
     exp: Option<f64>,
+    iat: Option<f64>,
     nbf: Option<f64>,
     aud: Option<Value>,
     scope: Option<String>,
@@ -73,7 +75,7 @@ struct Answer {
 
 impl Introspection {
     /// Asks at `url` as the client with this id and secret.
-    pub fn new(url: String, client_id: String, client_secret: String, fetch: Arc<dyn Fetch>) -> Self {
+    pub fn new(url: String, client_id: String, client_secret: Secret, fetch: Arc<dyn Fetch>) -> Self {
         let known = Cache::builder().max_capacity(MAX_KNOWN).time_to_live(KEPT).build();
         Self { url, client_id, client_secret, fetch, known }
     }
@@ -89,7 +91,7 @@ impl Introspection {
         let asked = async { self.send(token).await?.check(policy, resource).map(Arc::new) };
         let active = self.known.try_get_with(key, asked).await.map_err(|why| (*why).clone())?;
         if active.expires_at.is_some_and(|end| end <= Utc::now().timestamp()) {
-            return Err(Refused::Invalid(EXPIRED));
+            return Err(Refused::Unfit(EXPIRED));
         }
         Ok(active)
     }
@@ -97,7 +99,8 @@ impl Introspection {
     async fn send(&self, token: &str) -> Result<Answer, Refused> {
         let unavailable = |why: &str| Refused::Unavailable(format!("{}: {why}", self.url));
         let encoded = |text: &str| byte_serialize(text.as_bytes()).collect::<String>();
-        let basic = STANDARD.encode(format!("{}:{}", encoded(&self.client_id), encoded(&self.client_secret)));
+        let secret = self.client_secret.read();
+        let basic = STANDARD.encode(format!("{}:{}", encoded(&self.client_id), encoded(&secret)));
         let form = Serializer::new(String::new())
             .append_pair("token", token)
             .append_pair("token_type_hint", "access_token")
@@ -124,38 +127,54 @@ impl Introspection {
 
 impl Answer {
     fn check(self, policy: &Policy, resource: &str) -> Result<Active, Refused> {
-        let invalid = |why| Err(Refused::Invalid(why));
         if !self.active {
-            return invalid("its issuer says that it is not active");
+            return Err(Refused::Invalid("its issuer says that it is not active"));
         }
+        // From here on its issuer knows it.
+        let unfit = |why| Err(Refused::Unfit(why));
         if self.iss.is_some_and(|issuer| issuer != policy.issuer) {
-            return invalid("its issuer is another");
+            return unfit("its issuer is another");
         }
         let accepts = |aud: &Value| {
             let aud = aud.as_str().unwrap_or_default();
             aud == resource || policy.audiences.iter().any(|accepted| accepted == aud)
         };
-        let is_for_here = match &self.aud {
-            Some(Value::Array(all)) => all.iter().any(accepts),
-            Some(one) => accepts(one),
-            None => false,
+        let audiences: &[Value] = match &self.aud {
+            Some(Value::Array(all)) => all,
+            Some(one) => std::slice::from_ref(one),
+            None => &[],
         };
-        if !is_for_here {
-            return invalid("its audience is another");
+        if !audiences.iter().any(accepts) {
+            return unfit("its audience is another");
+        }
+        let is_for_client = |aud: &Value| policy.clients.iter().any(|client| aud == client.as_str());
+        if audiences.iter().any(is_for_client) {
+            return unfit("it is an ID token");
         }
         if self.token_type.is_some_and(|kind| !kind.eq_ignore_ascii_case("bearer")) || self.cnf.is_some() {
-            return invalid("it is no bearer token");
+            return unfit("it is no bearer token");
         }
         #[expect(clippy::cast_precision_loss, reason = "seconds")]
-        let now = Utc::now().timestamp() as f64;
+        let (now, leeway) = (Utc::now().timestamp() as f64, LEEWAY as f64);
         if self.exp.is_some_and(|end| end <= now) {
-            return invalid(EXPIRED);
+            return unfit(EXPIRED);
         }
         if self.nbf.is_some_and(|begin| begin > now) {
-            return invalid("it is not good yet");
+            return unfit("it is not good yet");
+        }
+        if self.iat.is_some_and(|iat| iat > now + leeway) {
+            return unfit("it was issued in the future");
+        }
+        if let Some(most) = policy.max_lifetime {
+            let Some(end) = self.exp else {
+                return unfit("its issuer does not say when it ends (exp), so max_lifetime can't be checked");
+            };
+            if end - self.iat.unwrap_or(now) > most {
+                return unfit("it is good for longer than is accepted");
+            }
         }
         let Some(client) = self.client_id.or_else(|| self.sub.clone()).filter(|id| !id.is_empty()) else {
-            return invalid("it names nobody");
+            return unfit("it names nobody");
         };
         let subject = self.sub.filter(|sub| !sub.is_empty()).unwrap_or_else(|| client.clone());
         #[expect(clippy::cast_possible_truncation, reason = "seconds")]

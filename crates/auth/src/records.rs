@@ -299,7 +299,8 @@ pub enum Refreshed {
     Dead,
     /// It is another client's. Nothing was changed.
     OtherClient(Box<Grant>),
-    /// It was used long ago and what came of it is in use: somebody has a copy. The grant is revoked now.
+    /// It was used long ago and what came of it is in use, or it was replaced since nobody seemed to have it: somebody
+    /// has a copy. The grant is revoked now.
     Reused(Box<Grant>),
 }
 
@@ -412,7 +413,8 @@ pub trait Records: Send + Sync {
     /// The grant of a refresh token.
     async fn grant_of_refresh(&self, hash: &SecretHash) -> Result<Option<Grant>>;
     /// Notes that an access token was seen that came with this refresh token (by id): its answer has arrived.
-    async fn refresh_seen(&self, id: &str, now: Time) -> Result<()>;
+    /// The grant, if the token was replaced since that seemed lost: two have it, and it is to be revoked.
+    async fn refresh_seen(&self, id: &str, now: Time) -> Result<Option<String>>;
 
     /// All signing keys whose tokens may still be presented, the oldest first.
     async fn signing_keys(&self, retired_after: Time) -> Result<Vec<SigningKey>>;

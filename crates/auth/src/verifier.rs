@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use chrono::Utc;
+use drawbridge_core::Tasks;
 use drawbridge_core::state::WithFallback;
 use ipnet::IpNet;
 use moka::future::Cache;
@@ -18,16 +19,16 @@ use sha2::{Digest as _, Sha256};
 use tokio::time::Instant;
 
 use crate::identity::{Credential, Identity, Kind, context, shown};
-use crate::jwt::{EXPIRED, KeySource, LEEWAY, MAX_TOKEN_BYTES, Policy, Unverified};
+use crate::jwt::{EXPIRED, KeySource, LEEWAY, MAX_TOKEN_BYTES, Policy, Unverified, Wrong};
 use crate::opaque::{self, Introspection};
-use crate::records::{Records, RecordsError, Time, Token, TokenStatus, User};
+use crate::records::{Records, RecordsError, Revocation, Time, Token, TokenStatus, User};
 use crate::resource::Origin;
 use crate::revoking::{RevocationKey, Revocations};
 use crate::scope::{self, Scopes};
+use crate::signing::MAX_LIFETIME;
 use crate::token::{self, SecretKind, TokenKind};
 
 use failures::Failures;
-pub use failures::PER_MINUTE as FAILURES_PER_MINUTE;
 pub use introspection::Introspected;
 
 /// Tokens whose records were looked up are looked up again after this time.
@@ -40,13 +41,14 @@ const MAX_KNOWN: u64 = 50_000;
 const MAX_REFUSED: u64 = 10_000;
 const REFUSED_FOR: Duration = Duration::from_secs(5);
 const REVOKED: &str = "it was revoked";
-const ENDED: [&str; 2] = [EXPIRED, REVOKED];
 
 /// Why a credential is not accepted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Refused {
-    /// It is none. Why is for the log alone.
+    /// Nobody has ever given it out: it is none, and may be a guess. Why is for the log alone.
     Invalid(&'static str),
+    /// It is genuine, and not good: no longer, or not here. Nobody guesses such. Why is for the log alone.
+    Unfit(&'static str),
     /// It can't be told now.
     Unavailable(String),
     /// It is none, or not known yet, and its address has sent too many that are none; when it may send more.
@@ -56,6 +58,12 @@ pub enum Refused {
 impl From<RecordsError> for Refused {
     fn from(error: RecordsError) -> Self {
         Self::Unavailable(error.to_string())
+    }
+}
+
+impl From<Wrong> for Refused {
+    fn from(wrong: Wrong) -> Self {
+        if wrong.is_genuine { Self::Unfit(wrong.why) } else { Self::Invalid(wrong.why) }
     }
 }
 
@@ -87,8 +95,9 @@ pub struct Verifier {
     revocations: Arc<Revocations>,
     issuers: Vec<Issuer>,
     known: Cache<[u8; 32], Arc<Known>>,
-    refused: Cache<[u8; 32], &'static str>,
+    refused: Cache<[u8; 32], Refused>,
     failures: Failures,
+    tasks: Tasks,
     uses: Mutex<HashMap<String, (Time, Option<IpAddr>)>>,
 }
 
@@ -99,13 +108,15 @@ impl std::fmt::Debug for Verifier {
 }
 
 impl Verifier {
-    /// A verifier of issued tokens and of those of `issuers`, that counts failures by `limiter`.
+    /// A verifier of issued tokens and of those of `issuers`, that counts failures by `limiter`. What nobody waits for is
+    /// among `tasks`.
     pub fn new(
         origin: Option<Origin>,
         records: Arc<dyn Records>,
         revocations: Arc<Revocations>,
         issuers: Vec<Issuer>,
         limiter: WithFallback,
+        tasks: Tasks,
     ) -> Self {
         Self {
             origin,
@@ -115,6 +126,7 @@ impl Verifier {
             known: Cache::new(MAX_KNOWN),
             refused: Cache::builder().max_capacity(MAX_REFUSED).time_to_live(REFUSED_FOR).build(),
             failures: Failures::new(limiter),
+            tasks,
             uses: Mutex::default(),
         }
     }
@@ -144,10 +156,8 @@ impl Verifier {
         address: Option<IpAddr>,
     ) -> Result<Arc<Identity>, Refused> {
         match self.check(credential, endpoint, address).await {
-            // What was good once is nobody's guess, and hosts that come with it are to renew it.
-            Err(Refused::Invalid(why)) if !ENDED.contains(&why) => {
-                Err(self.failures.count(address, why).await)
-            }
+            // What is genuine is nobody's guess, and its host is to log in again or to renew it, not to come back later.
+            Err(Refused::Invalid(why)) => Err(self.failures.count(address, why).await),
             checked => checked,
         }
     }
@@ -163,10 +173,10 @@ impl Verifier {
         }
         let identity = self.find(credential, endpoint, address).await?;
         if identity.expires_at.is_some_and(|end| end <= Utc::now()) {
-            return Err(Refused::Invalid(EXPIRED));
+            return Err(Refused::Unfit(EXPIRED));
         }
         if !identity.may_come_from(address) {
-            return Err(Refused::Invalid("it is not accepted from this address"));
+            return Err(Refused::Unfit("it is not accepted from this address"));
         }
         if let Credential::Token(id) = &identity.credential {
             self.note_use(id, address);
@@ -187,7 +197,7 @@ impl Verifier {
             let is_good = !known.identity.keys.iter().any(|key| self.revocations.is_revoked(key));
             if !is_good && known.fresh_until.is_none() {
                 // It says itself what it was made of, and that is over.
-                return Err(Refused::Invalid(REVOKED));
+                return Err(Refused::Unfit(REVOKED));
             }
             let is_fresh = known.fresh_until.is_none_or(|until| Instant::now() < until);
             if is_good && is_fresh && is_current {
@@ -195,14 +205,14 @@ impl Verifier {
             }
         }
         if let Some(why) = self.refused.get(&key).await {
-            return Err(Refused::Invalid(why));
+            return Err(why);
         }
         let _turn = self.failures.turn(address).await?;
         match self.look_up(credential, endpoint).await {
             Ok(found) => {
                 // What was revoked while it was looked up is refused by its key when it is used.
                 if found.identity.keys.iter().any(|key| self.revocations.is_revoked(key)) {
-                    return Err(Refused::Invalid(REVOKED));
+                    return Err(Refused::Unfit(REVOKED));
                 }
                 if !self.revocations.is_current() {
                     return Err(Refused::Unavailable("what was revoked is not known".to_owned()));
@@ -210,10 +220,10 @@ impl Verifier {
                 self.known.insert(key, found.clone()).await;
                 Ok(found.identity.clone())
             }
-            Err(Refused::Invalid(why)) => {
+            Err(why @ (Refused::Invalid(_) | Refused::Unfit(_))) => {
                 self.known.invalidate(&key).await;
-                self.refused.insert(key, why).await;
-                Err(Refused::Invalid(why))
+                self.refused.insert(key, why.clone()).await;
+                Err(why)
             }
             Err(unavailable) => match known {
                 Some(known)
@@ -248,8 +258,8 @@ impl Verifier {
         let key = issuer.keys.key(kid, algorithm).await.map_err(|e| Refused::Unavailable(e.to_string()))?;
         let key = key.ok_or(Refused::Invalid("its key is not known"))?;
         let resource = self.resource(endpoint);
-        let claims = token.verify(&issuer.policy, &key, &resource).map_err(Refused::Invalid)?;
-        let client = claims.client().ok_or(Refused::Invalid("it names no client"))?.to_owned();
+        let claims = token.verify(&issuer.policy, &key, &resource)?;
+        let client = claims.client().ok_or(Refused::Unfit("it names no client"))?.to_owned();
         let kind = if claims.sub == client { Kind::Service } else { Kind::User };
         let mut keys = Vec::new();
         let credential = match (&claims.gid, claims.ver) {
@@ -261,7 +271,7 @@ impl Verifier {
                 }
                 Credential::Grant { id: grant.clone(), refresh: claims.rid.clone() }
             }
-            _ if issuer.is_own => return Err(Refused::Invalid("it lacks a claim")),
+            _ if issuer.is_own => return Err(Refused::Unfit("it lacks a claim")),
             _ => Credential::External,
         };
         #[expect(clippy::cast_possible_truncation, reason = "seconds")]
@@ -277,7 +287,7 @@ impl Verifier {
             client,
             credential,
             scopes: claims.scopes(),
-            expires_at: Some(ends.ok_or(Refused::Invalid("its end is no time"))?),
+            expires_at: Some(ends.ok_or(Refused::Unfit("its end is no time"))?),
             networks: Vec::new(),
             keys,
         };
@@ -321,15 +331,15 @@ impl Verifier {
             token.endpoints.iter().any(|name| name == "*" || name == here)
         };
         if !is_for_here {
-            return Err(Refused::Invalid("it is for another endpoint"));
+            return Err(Refused::Unfit("it is for another endpoint"));
         }
         let (kind, subject, issuer) = match (&owner, &token.service) {
             (Some(user), _) => (Kind::User, user.id.clone(), user.issuer.clone()),
             (None, Some(service)) => (Kind::Service, service.clone(), "service".to_owned()),
-            (None, None) => return Err(Refused::Invalid("it is nobody's")),
+            (None, None) => return Err(Refused::Unfit("it is nobody's")),
         };
         let networks: Option<Vec<IpNet>> = token.networks.iter().map(|text| text.parse().ok()).collect();
-        let networks = networks.ok_or(Refused::Invalid("its networks can't be read"))?;
+        let networks = networks.ok_or(Refused::Unfit("its networks can't be read"))?;
         let client = format!("pat:{}", token.chain);
         let mut keys = vec![RevocationKey::token(&token.id, token.version)];
         keys.extend(owner.as_ref().map(|user| RevocationKey::user(&user.id, user.version)));
@@ -368,7 +378,7 @@ impl Verifier {
         let (token, owner) = found.ok_or(Refused::Invalid("there is no such token"))?;
         usable(&token, owner.as_ref(), Utc::now())?;
         if token.kind != TokenKind::Admin {
-            return Err(Refused::Invalid("it is no admin token"));
+            return Err(Refused::Unfit("it is no admin token"));
         }
         self.note_use(&token.id, None);
         Ok(token)
@@ -391,14 +401,14 @@ impl Verifier {
         let (token, owner) = found.ok_or(Refused::Invalid("there is no such token"))?;
         usable(&token, owner.as_ref(), Utc::now())?;
         if !token.scopes.contains(scope::LOGIN) {
-            return Err(Refused::Invalid("it lacks the scope login"));
+            return Err(Refused::Unfit("it lacks the scope login"));
         }
         if !token.may_come_from(address) {
-            return Err(Refused::Invalid("it is not accepted from this address"));
+            return Err(Refused::Unfit("it is not accepted from this address"));
         }
         self.note_use(&token.id, address);
         let key = RevocationKey::token(&token.id, token.version);
-        owner.map(|owner| (owner, key)).ok_or(Refused::Invalid("it is nobody's"))
+        owner.map(|owner| (owner, key)).ok_or(Refused::Unfit("it is nobody's"))
     }
 
     /// The grant that an access token of the gateway's own is of, whatever has become of that since.
@@ -413,11 +423,20 @@ impl Verifier {
     }
 
     /// Notes that what came with a refresh token has arrived. Nobody waits for that.
-    #[expect(clippy::disallowed_methods, reason = "it ends by itself, and may be lost")]
     fn note_seen(&self, refresh: String) {
-        let records = self.records.clone();
-        tokio::spawn(async move {
-            if let Err(why) = records.refresh_seen(&refresh, Utc::now()).await {
+        let (records, revocations, now) = (self.records.clone(), self.revocations.clone(), Utc::now());
+        self.tasks.spawn("note a use", async move {
+            let noted = async {
+                let Some(grant) = records.refresh_seen(&refresh, now).await? else { return Ok(()) };
+                tracing::warn!(
+                    grant.id = grant,
+                    "refresh_reuse: tokens are used that seemed lost and were given anew; their grant is revoked"
+                );
+                records.revoke_grant(&grant, "refresh_reuse", now).await?;
+                let revocation = Revocation { key: RevocationKey::grant(&grant), until: now + MAX_LIFETIME };
+                revocations.revoke(&[revocation]).await.map(drop)
+            };
+            if let Err(why) = noted.await {
                 tracing::debug!("the use of an access token was not noted: {why}");
             }
         });
@@ -453,11 +472,11 @@ impl Verifier {
 fn usable(token: &Token, owner: Option<&User>, now: Time) -> Result<(), Refused> {
     match token.status(now) {
         TokenStatus::Active => {}
-        TokenStatus::Expired => return Err(Refused::Invalid(EXPIRED)),
-        TokenStatus::Revoked => return Err(Refused::Invalid(REVOKED)),
+        TokenStatus::Expired => return Err(Refused::Unfit(EXPIRED)),
+        TokenStatus::Revoked => return Err(Refused::Unfit(REVOKED)),
     }
     if token.owner.is_some() && owner.is_none_or(|owner| owner.disabled_at.is_some()) {
-        return Err(Refused::Invalid("its owner is disabled"));
+        return Err(Refused::Unfit("its owner is disabled"));
     }
     Ok(())
 }

@@ -6,6 +6,7 @@
 //! When the account is connected, sessions and listeners hear that all lists have changed.
 
 use std::collections::VecDeque;
+use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -16,6 +17,7 @@ use drawbridge_wire::message::Field;
 use drawbridge_wire::{Edit, Id, Message, RpcError, code, json, method};
 use futures_util::StreamExt as _;
 use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 use tokio::sync::broadcast;
 use tokio_util::future::FutureExt as _;
@@ -43,6 +45,33 @@ const WAIT: Duration = Duration::from_secs(20);
 const AGAIN: Duration = Duration::from_secs(1);
 /// Links that a session is told of when they are done.
 const MAX_LINKS: usize = 16;
+
+/// Where a user can connect an account.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Link {
+    /// What it is known by when it is done.
+    pub name: String,
+    /// What is to be opened in a browser. It is the user's alone.
+    pub url: String,
+}
+
+impl fmt::Debug for Link {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Link").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+impl Link {
+    /// What asks a user to open it: the parameters of an elicitation, where `message` says what for.
+    pub fn elicitation(&self, message: &str) -> Bytes {
+        json::object([
+            ("mode", &b"\"url\""[..]),
+            ("elicitationId", json::encode_string(&self.name).as_bytes()),
+            ("url", json::encode_string(&self.url).as_bytes()),
+            ("message", json::encode_string(message).as_bytes()),
+        ])
+    }
+}
 
 /// Who knows whether users have connected their accounts at a backend.
 #[async_trait]
@@ -295,22 +324,19 @@ impl Guest {
     /// Asks for an account.
     fn ask(&self, call: &Call, round: u32) -> Event {
         let (name, link_name) = (&self.name, format!("{:032x}", rand::random::<u128>()));
-        let Some(link) = self.accounts.link(&call.client.principal, &link_name) else {
+        let Some(url) = self.accounts.link(&call.client.principal, &link_name) else {
             let text = format!("{name} needs an account of a user, and the caller acts for none.");
             return told(call, &text);
         };
-        let message = format!("Connect an account at {name} to go on");
-        let params = json::object([
-            ("mode", &b"\"url\""[..]),
-            ("elicitationId", json::encode_string(&link_name).as_bytes()),
-            ("url", json::encode_string(&link).as_bytes()),
-            ("message", json::encode_string(&message).as_bytes()),
-        ]);
+        let link = Link { name: link_name, url };
+        let fault = Fault::ConnectFirst { backend: name.to_string(), link: link.clone() };
+        let params = link.elicitation(&fault.to_string());
         let request = Message::request(&Id::from_text(KEY), method::ELICITATION_CREATE, &params);
         let can_be_asked = call.client.declares(&request) && call.client.version.has_url_elicitation();
         if !can_be_asked || round >= MAX_ROUNDS {
             let text = format!(
-                "{name} needs an account that is not connected yet. Ask the user to open this link in a browser, and then try again: {link}"
+                "{name} needs an account that is not connected yet. Ask the user to open this link in a browser, and then try again: {}",
+                link.url
             );
             return told(call, &text);
         }
@@ -325,11 +351,8 @@ impl Guest {
                 if links.len() >= MAX_LINKS {
                     links.pop_front();
                 }
-                links.push_back(link_name);
-                let data = json::object([("elicitations", &json::array([&params[..]])[..])]);
-                let error = RpcError::new(code::URL_ELICITATION_REQUIRED, message).with_data(data);
-                let message = error.to_message(call.request.id().as_ref());
-                Event::Done(Reply { message, shape: Shape::Plain })
+                links.push_back(link.name);
+                Event::Fail(fault)
             }
         }
     }

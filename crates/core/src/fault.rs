@@ -7,6 +7,7 @@ use drawbridge_wire::RpcError;
 use drawbridge_wire::code as rpc;
 use serde::{Deserialize, Serialize};
 
+use crate::accounts::Link;
 use crate::metrics::LimitKind;
 
 /// Who has to do something about a fault.
@@ -139,13 +140,16 @@ pub enum Fault {
     #[error("backend \"{backend}\" gave an answer that is not MCP: {detail}")]
     BadAnswer { backend: String, detail: String },
     #[error(
-        "backend \"{backend}\" refuses the gateway's credentials (HTTP {status}): check its headers in the configuration"
+        "backend \"{backend}\" refuses the gateway's credentials (HTTP {status}): check its headers, or its auth, in the configuration"
     )]
     Refused { backend: String, status: u16 },
     #[error("there is no credential for backend \"{backend}\" now: {detail}")]
     NoCredential { backend: String, detail: String },
     #[error("backend \"{backend}\" needs an account that the user has not connected")]
     NotConnected { backend: String },
+    /// The same, where the client can have its user do that now. What it says is for the user, and has no link in it.
+    #[error("Connect an account at {backend} to go on")]
+    ConnectFirst { backend: String, link: Link },
     #[error(
         "the answer of backend \"{backend}\" is larger than the {limit} bytes that limits.{} allows", .size.key()
     )]
@@ -206,7 +210,7 @@ impl Fault {
             Self::BadAnswer { .. } => "backend_bad_answer",
             Self::Refused { .. } => "backend_refused",
             Self::NoCredential { .. } => "no_credential",
-            Self::NotConnected { .. } => "not_connected",
+            Self::NotConnected { .. } | Self::ConnectFirst { .. } => "not_connected",
             Self::TooLarge { .. } => "result_too_large",
             Self::OutcomeUnknown { .. } => "outcome_unknown",
             Self::Busy { .. } => "busy",
@@ -252,6 +256,7 @@ impl Fault {
             | Self::NoAnswer { .. }
             | Self::ClientRefused { .. }
             | Self::NotConnected { .. }
+            | Self::ConnectFirst { .. }
             | Self::RateLimited { .. } => Blame::Caller,
             _ => Blame::Backend,
         }
@@ -269,7 +274,13 @@ impl Fault {
             }
             Self::Timeout { .. } => "look at its load, and at the times that its configuration allows",
             Self::BadAnswer { .. } => "look whether its url is that of its MCP endpoint, with the right path",
-            Self::Refused { .. } => "look at the credentials that its configuration sends (headers)",
+            Self::Refused { .. } => {
+                "look at the credentials that its configuration sends (headers, or auth), and what they may there"
+            }
+            Self::NoCredential { .. } => {
+                "look in the log why there is no token (auth): whether its authorization server runs and knows the \
+                 gateway's client_id and secret, and whether the database does"
+            }
             Self::TooLarge { .. } => "raise the limit that is named, or let it answer in pages",
             Self::OutcomeUnknown { .. } => "look why it closes connections or ends: its own log says more",
             _ => return None,
@@ -294,9 +305,11 @@ impl Fault {
             | Self::NotParked { .. }
             | Self::NoAnswer { .. }
             | Self::ClientRefused { .. } => Retry::Unsafe,
-            Self::Refused { .. } | Self::NotConnected { .. } | Self::TooLarge { .. } | Self::Rpc(_) => {
-                Retry::Useless
-            }
+            Self::Refused { .. }
+            | Self::NotConnected { .. }
+            | Self::ConnectFirst { .. }
+            | Self::TooLarge { .. }
+            | Self::Rpc(_) => Retry::Useless,
         }
     }
 
@@ -336,5 +349,28 @@ impl From<crate::state::Unavailable> for Fault {
         // Where it is and what it said is for the operator's log, not for clients.
         tracing::debug!("shared state: {}", unavailable.0);
         Self::StateUnavailable { detail: "it does not answer".to_owned() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fault_of_credentials_says_what_to_do_wherever_they_are_from() {
+        let refused = Fault::Refused { backend: "gh".to_owned(), status: 401 };
+        let none = Fault::NoCredential { backend: "gh".to_owned(), detail: "away".to_owned() };
+        for fault in [refused, none] {
+            assert_eq!(fault.blame(), Blame::Backend);
+            assert!(fault.advice().is_some_and(|advice| advice.contains("auth")), "{fault}");
+        }
+    }
+
+    #[test]
+    fn what_is_logged_of_a_fault_has_no_link_of_a_user() {
+        let link = Link { name: "0815".to_owned(), url: "https://gw.example/connect/gh?e=sealed".to_owned() };
+        let fault = Fault::ConnectFirst { backend: "gh".to_owned(), link };
+        assert!(!format!("{fault} {fault:?}").contains("sealed"));
+        assert_eq!((fault.code(), fault.blame()), ("not_connected", Blame::Caller));
     }
 }

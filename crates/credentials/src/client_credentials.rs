@@ -26,6 +26,7 @@ use drawbridge_core::{Fault, Principal, Tasks};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
+use tokio::sync::OwnedMutexGuard;
 use tokio::time::Instant;
 
 use crate::Secret;
@@ -156,7 +157,7 @@ struct Inner {
     trouble: Mutex<Trouble>,
     server: Mutex<Option<Found>>,
     /// Whoever has it renews.
-    turn: tokio::sync::Mutex<()>,
+    turn: Arc<tokio::sync::Mutex<()>>,
 }
 
 impl ClientCredentials {
@@ -179,7 +180,7 @@ impl ClientCredentials {
             current: ArcSwapOption::empty(),
             trouble: Mutex::default(),
             server: Mutex::default(),
-            turn: tokio::sync::Mutex::default(),
+            turn: Arc::default(),
         }))
     }
 }
@@ -271,14 +272,18 @@ impl Inner {
         }
     }
 
-    /// Renews while others use what there is.
+    /// Renews while others use what there is, unless somebody does already.
     fn renew_aside(self: &Arc<Self>) {
         let is_resting =
             self.trouble.lock().resting.as_ref().is_some_and(|(until, ..)| Instant::now() < *until);
-        if !is_resting && self.turn.try_lock().is_ok() {
-            let inner = self.clone();
+        if is_resting {
+            return;
+        }
+        // The task begins later than others come: what it has from here on is the turn itself.
+        if let Ok(turn) = self.turn.clone().try_lock_owned() {
+            let (inner, asked) = (self.clone(), now());
             self.tasks.spawn("renew a credential", async move {
-                if let Err(fault) = inner.in_turn(None).await {
+                if let Err(fault) = inner.with_turn(&turn, None, asked).await {
                     tracing::warn!(backend.name = inner.options.name, error.code = fault.code(), "{fault}");
                 }
             });
@@ -298,7 +303,17 @@ impl Inner {
 
     async fn in_turn(&self, refused: Option<&str>) -> Result<Arc<Minted>, Fault> {
         let asked = now();
-        let _turn = self.turn.lock().await;
+        let turn = self.turn.clone().lock_owned().await;
+        self.with_turn(&turn, refused, asked).await
+    }
+
+    /// A token that is not the refused one, for whoever has waited for the turn since `asked`.
+    async fn with_turn(
+        &self,
+        _turn: &OwnedMutexGuard<()>,
+        refused: Option<&str>,
+        asked: i64,
+    ) -> Result<Arc<Minted>, Fault> {
         let is_other = |minted: &Minted| refused.is_none_or(|refused| refused != minted.id);
         if let Some(current) = self.current.load_full()
             && is_other(&current)
@@ -461,5 +476,54 @@ impl Inner {
         };
         *self.server.lock() = Some(found.clone());
         Ok(found)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use async_trait::async_trait;
+    use drawbridge_auth::fetch::NotFetched;
+    use drawbridge_core::seal::SealKey;
+    use drawbridge_core::state::MemoryState;
+    use http::{Request, Response};
+
+    use super::*;
+
+    /// A server that never answers.
+    struct Silent;
+
+    #[async_trait]
+    impl Fetch for Silent {
+        async fn fetch(&self, _: Request<Vec<u8>>, _: usize) -> Result<Response<Vec<u8>>, NotFetched> {
+            std::future::pending().await
+        }
+    }
+
+    #[tokio::test]
+    async fn many_who_find_a_token_old_at_once_have_it_renewed_by_one_task() {
+        let options = Options {
+            name: "gh".to_owned(),
+            from: From::Endpoint("https://id.example/token".to_owned()),
+            client_id: "gateway".to_owned(),
+            secret: Secret::fixed("secret"),
+            method: Method::Any,
+            scopes: Vec::new(),
+            resource: None,
+        };
+        let ring = KeyRing::new(&[SealKey { id: "k".to_owned(), secret: [7; 32] }]).unwrap();
+        let state = MemoryState::new(1 << 20, Duration::from_secs(60)).instance(false);
+        let tasks = Tasks::default();
+        let credentials =
+            ClientCredentials::new(options, Arc::new(Silent), Arc::new(ring), state, tasks.clone());
+        let (at, until) = (now() - 900_000, Some(now() + 100_000));
+        let old = Minted { id: "old".to_owned(), access: "token".to_owned(), at, until, is_forced: false };
+        credentials.0.current.store(Some(Arc::new(old)));
+        for _ in 0..50 {
+            assert!(credentials.find(&Principal::anonymous()).await.is_ok(), "nobody waits");
+        }
+        assert_eq!(tasks.tracker().len(), 1);
+        tokio::task::yield_now().await;
+        assert!(credentials.find(&Principal::anonymous()).await.is_ok());
+        assert_eq!(tasks.tracker().len(), 1);
     }
 }

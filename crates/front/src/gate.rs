@@ -121,7 +121,7 @@ impl Gate {
             // Whoever may not even read has nothing to open a stream for.
             Ok(identity) if !identity.scopes.allow(scope::READ) => Err(Kept::Out(Denial::Scope(scope::READ))),
             Ok(identity) => Ok(Caller { principal: identity.principal.clone(), identity: Some(identity) }),
-            Err(Refused::Invalid(why)) => {
+            Err(Refused::Invalid(why) | Refused::Unfit(why)) => {
                 tracing::info!(
                     reason = why,
                     client.address = address.map(tracing::field::display),

@@ -12,6 +12,7 @@ use std::time::Duration;
 use drawbridge_auth::fetch::{self, Fetch};
 use drawbridge_auth::jwks::{Fixed, Jwks, Location};
 use drawbridge_auth::jwt::KeySource;
+use drawbridge_core::Tasks;
 use parking_lot::Mutex;
 use serde_json::{Map, Value};
 use tokio::sync::Semaphore;
@@ -111,11 +112,13 @@ pub(crate) struct ClientDocuments {
     fetch: Arc<dyn Fetch>,
     slots: Mutex<HashMap<String, Arc<Slot>>>,
     hosts: Mutex<HashMap<String, Arc<Semaphore>>>,
+    tasks: Tasks,
 }
 
 impl ClientDocuments {
-    pub(crate) fn new(options: ClientDocumentOptions, fetch: Arc<dyn Fetch>) -> Self {
-        Self { options, fetch, slots: Mutex::default(), hosts: Mutex::default() }
+    /// Keys that documents name are fetched by one of `tasks`.
+    pub(crate) fn new(options: ClientDocumentOptions, fetch: Arc<dyn Fetch>, tasks: Tasks) -> Self {
+        Self { options, fetch, slots: Mutex::default(), hosts: Mutex::default(), tasks }
     }
 
     /// Whether `id` can be a client here that describes itself. Nothing is fetched for this.
@@ -233,7 +236,12 @@ impl ClientDocuments {
             let same = before.filter(|before| before.jwks_uri.as_ref() == Some(uri));
             document.keys = match same {
                 Some(before) => before.keys.clone(),
-                None => Some(Arc::new(Jwks::new(id, Location::Url(uri.clone()), self.fetch.clone()))),
+                None => Some(Arc::new(Jwks::new(
+                    id,
+                    Location::Url(uri.clone()),
+                    self.fetch.clone(),
+                    self.tasks.clone(),
+                ))),
             };
         }
         Ok((document, age))
@@ -386,7 +394,7 @@ mod tests {
         let web = Arc::new(Web::default());
         web.answers(document("http://localhost/cb"), "");
         let options = ClientDocumentOptions { policy, hosts: vec!["app.example.com".to_owned()] };
-        (web.clone(), ClientDocuments::new(options, web))
+        (web.clone(), ClientDocuments::new(options, web, Tasks::default()))
     }
 
     #[tokio::test(start_paused = true)]

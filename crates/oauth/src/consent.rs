@@ -4,7 +4,7 @@ use axum::body::Body;
 use axum::extract::State;
 use chrono::Utc;
 use drawbridge_auth::records::User;
-use drawbridge_auth::scope::{READ, WRITE};
+use drawbridge_auth::scope::{OFFERED, WRITE};
 use http::{HeaderMap, Request, Response, StatusCode};
 use url::Url;
 
@@ -132,6 +132,15 @@ pub(crate) async fn decide(State(inner): State<Shared>, request: Request<Body>) 
     let Some(login) = login.filter(|login| transaction.user.as_deref() == Some(login.user.as_str())) else {
         return inner.trouble(text, StatusCode::FORBIDDEN, text.expired);
     };
+    // From the back button, or a second click: what was granted is granted once.
+    match inner.records.grant(&transaction.id).await {
+        Ok(None) => {}
+        Ok(Some(_)) => return inner.trouble(text, StatusCode::CONFLICT, text.answered),
+        Err(error) => {
+            tracing::warn!("a consent can't be taken: {error}");
+            return inner.trouble(text, StatusCode::SERVICE_UNAVAILABLE, text.unavailable);
+        }
+    }
     match form.get("decision") {
         Some("switch") => switch(&inner, transaction, &head.headers, text).await,
         Some("allow") => inner.grant(&transaction, &login, &form, text).await,
@@ -171,12 +180,13 @@ impl Inner {
             }
         };
         let chosen: Vec<&str> = form.all("scope").collect();
-        let granted: Vec<String> =
-            transaction.scopes.iter().filter(|scope| chosen.contains(&scope.as_str())).cloned().collect();
+        // An instance of another version may have begun this: what there is not here is not granted.
+        let is_granted =
+            |scope: &&String| OFFERED.contains(&scope.as_str()) && chosen.contains(&scope.as_str());
+        let granted: Vec<String> = transaction.scopes.iter().filter(is_granted).cloned().collect();
         if granted.is_empty() {
             return self.deny(transaction, "the user allows nothing of it", text);
         }
-        debug_assert!(granted.iter().all(|scope| [READ, WRITE].contains(&scope.as_str())));
         let client = match self.client_of(transaction, &user, text).await {
             Ok(client) => client,
             Err(page) => return *page,

@@ -42,6 +42,7 @@ use drawbridge_auth::resource::Origin;
 use drawbridge_auth::revoking::Revocations;
 use drawbridge_auth::signing::Signer;
 use drawbridge_auth::verifier::Verifier;
+use drawbridge_core::Tasks;
 use drawbridge_core::seal::KeyRing;
 use drawbridge_core::state::{Claims, Limiter, WithFallback};
 use drawbridge_credentials::connections::Connections;
@@ -98,6 +99,8 @@ pub struct Parts {
     pub has_endpoint: HasEndpoint,
     /// What users have at other servers, if they can have something there.
     pub connections: Option<Arc<Connections>>,
+    /// What is fetched for many is fetched by one of these.
+    pub tasks: Tasks,
 }
 
 pub(crate) struct Inner {
@@ -136,7 +139,7 @@ pub fn server(parts: Parts) -> Router {
     };
     let documents = parts.options.client_documents.clone();
     let inner = Arc::new(Inner {
-        documents: client_documents::ClientDocuments::new(documents, parts.guarded),
+        documents: client_documents::ClientDocuments::new(documents, parts.guarded, parts.tasks),
         origin: parts.origin,
         options: parts.options,
         provider: parts.provider,

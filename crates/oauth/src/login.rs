@@ -110,7 +110,7 @@ pub(crate) async fn sign_in(State(inner): State<Shared>, request: Request<Body>)
     let secret = form.get("token").unwrap_or_default().trim();
     match inner.verifier.sign_in(secret, address).await {
         Ok((user, key)) => inner.logged_in(errand, &user, Some(key), &head.headers, text).await,
-        Err(Refused::Invalid(why)) => {
+        Err(Refused::Invalid(why) | Refused::Unfit(why)) => {
             tracing::info!(
                 reason = why,
                 client.address = address.map(tracing::field::display),

@@ -9,6 +9,7 @@ use drawbridge_auth::fetch::{Fetch, NotFetched};
 use drawbridge_auth::id_token::{self, BadIdToken, IdClaims};
 use drawbridge_auth::jwks::{self, Jwks, Location};
 use drawbridge_auth::records::UserClaims;
+use drawbridge_core::Tasks;
 use drawbridge_core::seal::Purpose;
 use drawbridge_credentials::token::{OAuthClient as OidcClient, Sender};
 use oauth2::{
@@ -144,9 +145,10 @@ impl std::fmt::Debug for Provider {
 }
 
 impl Provider {
-    /// The provider of `options`, reached by `fetch`. It is not asked for anything before somebody logs in.
-    pub fn new(options: ProviderOptions, fetch: Arc<dyn Fetch>) -> Self {
-        let keys = Jwks::new(&options.issuer, Location::Discovered, fetch.clone());
+    /// The provider of `options`, reached by `fetch`. It is not asked for anything before somebody logs in; its
+    /// keys are fetched by one of `tasks`.
+    pub fn new(options: ProviderOptions, fetch: Arc<dyn Fetch>, tasks: Tasks) -> Self {
+        let keys = Jwks::new(&options.issuer, Location::Discovered, fetch.clone(), tasks);
         Self { options, fetch, keys, discovered: Mutex::default(), asking: tokio::sync::Mutex::default() }
     }
 
@@ -328,7 +330,7 @@ mod tests {
             scopes: Vec::new(),
             groups_claim: "groups".to_owned(),
         };
-        let provider = Provider::new(options, fetch.clone());
+        let provider = Provider::new(options, fetch.clone(), Tasks::default());
         let begun = Instant::now();
         let all = join_all((0..6).map(|_| provider.discover())).await;
         assert!(all.iter().all(Result::is_err));

@@ -63,6 +63,8 @@ pub(crate) struct Text {
     pub(crate) bad_request: &'static str,
     /// The transaction is over or another browser's.
     pub(crate) expired: &'static str,
+    /// The form was sent before, and its answer is used.
+    pub(crate) answered: &'static str,
     /// The form has come from elsewhere.
     pub(crate) forged: &'static str,
     /// The user is disabled or not let in.
@@ -141,6 +143,7 @@ const ENGLISH: Text = Text {
     bad_redirect: "The application wants to be answered at an address that it has not registered:",
     bad_request: "The application's request is malformed:",
     expired: "This page is too old, or was opened in another browser. Start again in your application.",
+    answered: "You have already answered this. Go on in your application; if it did not get your answer, start again there.",
     forged: "This form was not sent from the page it belongs to. Start again in your application.",
     not_allowed: "Your account may not use this gateway. Ask your administrator.",
     unavailable: "The gateway can't do this right now. Try again in a moment.",
@@ -196,6 +199,7 @@ const GERMAN: Text = Text {
     bad_redirect: "Die Anwendung möchte die Antwort an eine Adresse haben, die sie nicht registriert hat:",
     bad_request: "Die Anfrage der Anwendung ist fehlerhaft:",
     expired: "Diese Seite ist zu alt oder wurde in einem anderen Browser geöffnet. Beginnen Sie in Ihrer Anwendung von vorn.",
+    answered: "Sie haben hier schon geantwortet. Machen Sie in Ihrer Anwendung weiter; hat sie Ihre Antwort nicht bekommen, beginnen Sie dort von vorn.",
     forged: "Dieses Formular kam nicht von der Seite, zu der es gehört. Beginnen Sie in Ihrer Anwendung von vorn.",
     not_allowed: "Ihr Konto darf dieses Gateway nicht benutzen. Fragen Sie die Verwaltung.",
     unavailable: "Das Gateway kann das gerade nicht. Versuchen Sie es gleich noch einmal.",

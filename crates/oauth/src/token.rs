@@ -1,6 +1,8 @@
 //! The token endpoint (RFC 6749 § 4.1.3 and § 6, RFC 7636, RFC 8707). A code is good once: the grant that comes of it
 //! has the id that the code names, and there is one of that id.
 
+use std::time::Duration;
+
 use axum::Json;
 use axum::body::Body;
 use axum::extract::State;
@@ -29,6 +31,8 @@ use crate::transaction::Code;
 
 /// A code that comes again within this time comes from a proxy that tried twice, not from a thief.
 const RETRIED: TimeDelta = TimeDelta::seconds(2);
+/// That a code was presented is known for longer than it is good.
+const CLAIMED: Duration = Duration::from_secs(600);
 
 /// `POST /token`.
 pub(crate) async fn token(
@@ -61,9 +65,27 @@ struct Given<'a> {
 }
 
 impl Inner {
-    /// A code came again whose grant is this one.
-    async fn used_again(&self, before: &Grant, client: &Client, now: Time) -> Result<(), OAuthError> {
-        if before.client == client.id && now - before.created_at > RETRIED {
+    /// Claims a code under a word; whether nobody had. While that can't be told, it is `unknown`.
+    async fn claim(&self, word: &str, code: &str, unknown: bool) -> bool {
+        let name = format!("{word}:{}", URL_SAFE_NO_PAD.encode(Sha256::digest(code)));
+        self.claims.claim(&name, CLAIMED).await.unwrap_or(unknown)
+    }
+
+    /// A code was presented whose grant was there before. It has made that grant, and somebody has a copy; unless it is
+    /// another code of the same consent, which was sent twice: such a one is new when its grant is there.
+    async fn used_again(
+        &self,
+        before: &Grant,
+        client: &Client,
+        (code, is_new): (&str, bool),
+        now: Time,
+    ) -> Result<(), OAuthError> {
+        if is_new {
+            self.claim("late code", code, true).await;
+        } else if before.client == client.id
+            && now - before.created_at > RETRIED
+            && self.claim("late code", code, true).await
+        {
             tracing::warn!(grant.id = before.id, "a code was used twice; its grant is revoked");
             self.revoke_grant(&before.id, "code_reuse").await?;
         }
@@ -84,6 +106,7 @@ impl Inner {
         self.check_resource(form, code.endpoint.as_deref())?;
         let now = Utc::now();
         let verifier = form.get("code_verifier").unwrap_or_default();
+        let is_new = self.claim("code", presented, false).await;
         if !proves(verifier, &code.challenge) {
             // Whoever has the code and not the verifier has stolen it.
             let burnt = Grant {
@@ -93,7 +116,7 @@ impl Inner {
             };
             tracing::warn!(client.id = client.id, "a code was presented with a wrong code_verifier");
             if let Redeemed::Before(before) = self.records.redeem(&burnt, None).await? {
-                self.used_again(&before, client, now).await?;
+                self.used_again(&before, client, (presented, is_new), now).await?;
             }
             return Err(OAuthError::invalid_grant());
         }
@@ -109,7 +132,7 @@ impl Inner {
         match self.records.redeem(&grant, Some(&refresh)).await? {
             Redeemed::Granted => {}
             Redeemed::Before(before) => {
-                self.used_again(&before, client, now).await?;
+                self.used_again(&before, client, (presented, is_new), now).await?;
                 return Err(OAuthError::invalid_grant());
             }
         }

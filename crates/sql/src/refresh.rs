@@ -4,11 +4,14 @@
 //!             presented                  again, within the grace
 //!  live ───────────────────▶ consumed ──────────────────────────▶ the same successor
 //!                             │    ▲
-//!        again, later, and its│    │its successor goes, a new one takes its place
+//!        again, later, and its│    │its successor is replaced by a new one
 //!        successor is in use  │    └── again, later, but nobody ever used its successor: the answer was lost
 //!                             ▼
-//!                     the grant is revoked
+//!                     the grant is revoked ◀── replaced: it is presented, so its answer was not lost
 //! ```
+//!
+//! A client whose answer was lost and a thief with an old token look the same, until what was replaced comes too: then
+//! there are two who have the grant ([decision 6](../../../docs/decisions/0006-refresh-answers-that-were-lost.md)).
 //!
 //! All of it happens while the grant's row is locked, so that of many who present one token at once one rotates it and
 //! the others get what that one got.
@@ -26,7 +29,15 @@ const REUSE: &str = "refresh_reuse";
 struct Kept {
     id: String,
     expires_at: Time,
-    consumed: Option<Consumed>,
+    state: State,
+}
+
+/// What has become of a token.
+enum State {
+    Live,
+    Consumed(Consumed),
+    /// Nobody had used it when the one before it came back, and another one was given out in its place.
+    Replaced,
 }
 
 /// What came of the use of a token.
@@ -74,21 +85,24 @@ pub(crate) async fn present(
     if grant.client != presented.client {
         return Ok(Refreshed::OtherClient(Box::new(grant)));
     }
-    let Some(consumed) = kept.consumed else {
-        return rotate(connection, grant, user, &kept.id, presented).await;
+    let consumed = match kept.state {
+        State::Live => return rotate(connection, grant, user, &kept.id, presented).await,
+        State::Consumed(consumed) => consumed,
+        State::Replaced => return reused(connection, &grant, now).await,
     };
     // A clock that is behind makes this negative, and the use a recent one.
     if now - consumed.at <= presented.grace {
         let Consumed { successor, replay, .. } = consumed;
         return Ok(Refreshed::Again { grant: Box::new((grant, user)), id: successor, replay });
     }
-    if is_unused(connection, &consumed.successor).await? {
-        query("delete from refresh_tokens where id = $1")
-            .bind(&consumed.successor)
-            .execute(&mut *connection)
-            .await?;
+    if replace_unused(connection, &consumed.successor, now).await? {
         return rotate(connection, grant, user, &kept.id, presented).await;
     }
+    reused(connection, &grant, now).await
+}
+
+/// Somebody has a copy: the grant ends.
+async fn reused(connection: &mut AnyConnection, grant: &Grant, now: Time) -> sqlx::Result<Refreshed> {
     grants::end(connection, &grant.id, REUSE, now).await?;
     let revoked = grants::find(connection, &grant.id).await?.ok_or(sqlx::Error::RowNotFound)?;
     Ok(Refreshed::Reused(Box::new(revoked)))
@@ -128,24 +142,41 @@ async fn find(connection: &mut AnyConnection, hash: &SecretHash) -> sqlx::Result
     let Some(row) = rows.first() else { return Ok(None) };
     let mut columns = Columns::of(row);
     let (id, expires_at) = (columns.text()?, columns.time()?);
-    let consumed = match columns.maybe_time()? {
-        Some(at) => Some(Consumed { at, successor: columns.text()?, replay: unhex(&columns.text()?)? }),
-        None => None,
+    let state = match (columns.maybe_time()?, columns.maybe_text()?) {
+        (None, _) => State::Live,
+        (Some(_), None) => State::Replaced,
+        (Some(at), Some(successor)) => {
+            State::Consumed(Consumed { at, successor, replay: unhex(&columns.text()?)? })
+        }
     };
-    Ok(Some(Kept { id, expires_at, consumed }))
+    Ok(Some(Kept { id, expires_at, state }))
 }
 
-/// Whether nobody ever used a token, nor an access token that came with it. One that is gone may have been used.
-async fn is_unused(connection: &mut AnyConnection, id: &str) -> sqlx::Result<bool> {
-    let found =
-        query("select id from refresh_tokens where id = $1 and consumed_at is null and seen_at is null");
-    Ok(!found.bind(id).fetch_all(connection).await?.is_empty())
+/// Marks a token as replaced if nobody ever used it, nor an access token that came with it; returns whether that is so.
+/// One that is gone may have been used.
+async fn replace_unused(connection: &mut AnyConnection, id: &str, now: Time) -> sqlx::Result<bool> {
+    let replace = query(
+        "update refresh_tokens set consumed_at = $2 where id = $1 and consumed_at is null and seen_at is null",
+    );
+    Ok(replace.bind(id).bind(micros(now)).execute(connection).await?.rows_affected() > 0)
 }
 
-pub(crate) async fn seen(connection: &mut AnyConnection, id: &str, now: Time) -> sqlx::Result<()> {
+/// Returns the grant of a token that was replaced, the first time.
+pub(crate) async fn seen(
+    connection: &mut AnyConnection,
+    id: &str,
+    now: Time,
+) -> sqlx::Result<Option<String>> {
     if !may_exist(id) {
-        return Ok(());
+        return Ok(None);
     }
-    let seen = query("update refresh_tokens set seen_at = $2 where id = $1 and seen_at is null");
-    seen.bind(id).bind(micros(now)).execute(connection).await.map(drop)
+    let seen = query(
+        "update refresh_tokens set seen_at = $2 where id = $1 and seen_at is null \
+         returning grant_id, consumed_at, successor",
+    );
+    let rows = seen.bind(id).bind(micros(now)).fetch_all(connection).await?;
+    let Some(row) = rows.first() else { return Ok(None) };
+    let mut columns = Columns::of(row);
+    let (grant, consumed_at, successor) = (columns.text()?, columns.maybe_time()?, columns.maybe_text()?);
+    Ok((consumed_at.is_some() && successor.is_none()).then_some(grant))
 }

@@ -203,7 +203,7 @@ impl Records for SqlRecords {
         self.pools.read(async |c| grants::of_refresh(c, hash).await).await
     }
 
-    async fn refresh_seen(&self, id: &str, now: Time) -> Result<()> {
+    async fn refresh_seen(&self, id: &str, now: Time) -> Result<Option<String>> {
         self.pools.write(async |c| refresh::seen(c, id, now).await).await
     }
 

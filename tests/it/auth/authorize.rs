@@ -163,6 +163,28 @@ async fn t75_a_page_that_was_loaded_twice_works_and_a_form_that_is_sent_twice_gr
 }
 
 #[tokio::test]
+async fn t75_a_form_that_is_sent_again_never_ends_what_it_has_granted() {
+    let (world, client_id, sign_in, browser) = begun().await;
+    let page = browser.sign_in(&Request::of(&client_id), &sign_in).await;
+    let one = browser.decide(&page, "allow", &["mcp:read"]).await.parameter("code").unwrap();
+    let two = browser.decide(&page, "allow", &["mcp:read"]).await.parameter("code").unwrap();
+    let given = world.redeem(0, &client_id, &one).await.json().await;
+    let access = given["access_token"].as_str().unwrap();
+    // What comes later than this is not from a proxy that tried twice.
+    tokio::time::sleep(std::time::Duration::from_millis(2100)).await;
+    for _ in 0..2 {
+        assert_eq!(world.redeem(0, &client_id, &two).await.status(), 400);
+        assert_eq!(world.status(0, "/mcp", access).await, 200, "the grant is alive");
+    }
+    let again = browser.decide(&page, "allow", &["mcp:read"]).await;
+    assert!(again.is_error_page(409) && again.text.contains("already answered"), "{}", again.text);
+    assert_eq!(world.status(0, "/mcp", access).await, 200);
+    // The code that has made the grant still ends it.
+    assert_eq!(world.redeem(0, &client_id, &one).await.status(), 400);
+    assert_eq!(world.status(0, "/mcp", access).await, 401);
+}
+
+#[tokio::test]
 async fn t76_the_consent_page_shows_who_asks_and_where_it_leads_and_nothing_runs_in_it() {
     let (world, _, sign_in, browser) = begun().await;
     let body = json!({ "client_name": "<script>alert(1)</script>\u{202e}evil", "redirect_uris": ["https://claude.ai/api/mcp/auth_callback"] });

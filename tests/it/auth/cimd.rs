@@ -13,6 +13,7 @@ use drawbridge_auth::resource::Origin;
 use drawbridge_auth::revoking::Revocations;
 use drawbridge_auth::signing::Signer;
 use drawbridge_auth::verifier::{Issuer, Verifier};
+use drawbridge_core::Tasks;
 use drawbridge_core::revocation::MemoryRevocations;
 use drawbridge_core::seal::{KeyRing, SealKey};
 use drawbridge_core::state::{MemoryClaims, MemoryLimiter, WithFallback};
@@ -124,13 +125,14 @@ impl Site {
                 Issuer { policy: signer.policy(), keys: signer.clone(), is_own: true, introspection: None };
             let limiter = WithFallback::new(Arc::new(MemoryLimiter::default()));
             let resources = Some(origin.clone());
-            let verifier = Verifier::new(resources, records.clone(), revocations.clone(), vec![own], limiter);
+            let (of_verifier, revoked, tasks) = (records.clone(), revocations.clone(), Tasks::default());
+            let verifier = Verifier::new(resources, of_verifier, revoked, vec![own], limiter, tasks.clone());
             let mut options = Options::default();
             options.client_documents.policy = policy;
             let router = drawbridge_oauth::server(Parts {
                 origin,
                 options,
-                provider: provider.clone().map(|options| Provider::new(options, web.clone())),
+                provider: provider.clone().map(|options| Provider::new(options, web.clone(), tasks.clone())),
                 guarded: web.clone(),
                 records,
                 signer,
@@ -141,6 +143,7 @@ impl Site {
                 limiter: Arc::new(MemoryLimiter::default()),
                 has_endpoint: Arc::new(|name| name.is_none()),
                 connections: None,
+                tasks,
             });
             let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
             servers.push(Client::new(&format!("http://{}", listener.local_addr().unwrap())));

@@ -248,13 +248,14 @@ async fn t31_an_issuer_is_asked_about_tokens_that_say_nothing_and_believed_for_h
             "not-yet" => answer["nbf"] = json!(Utc::now().timestamp() + 60),
             "dpop" => answer["token_type"] = json!("DPoP"),
             "bound" => answer["cnf"] = json!({ "jkt": "x" }),
-            "nobody" => answer = json!({ "active": true, "aud": R }),
+            "nobody" => answer = json!({ "active": true, "aud": R, "exp": answer["exp"] }),
+            "old" => answer["iat"] = json!(Utc::now().timestamp() - 23 * 3600),
             other => panic!("{other}"),
         }
         Reply::json(&answer)
     })
     .await;
-    for token in ["good", "good", "good/+=", "for-api", "no-client"] {
+    for token in ["good", "good", "good/+=", "for-api", "no-client", "old"] {
         assert_eq!(world.status(token).await, 200, "{token}");
     }
     for token in [
@@ -290,9 +291,36 @@ async fn t31_an_issuer_is_asked_about_tokens_that_say_nothing_and_believed_for_h
 }
 
 #[tokio::test]
+async fn t31_an_answer_is_held_to_the_same_as_what_tokens_say_themselves() {
+    let world = asking(|request| {
+        let now = Utc::now().timestamp();
+        let mut answer = json!({ "active": true, "sub": "ann", "client_id": "c", "aud": R, "scope": "mcp:read",
+            "iat": now, "exp": now + 600 });
+        match request.text.split(|b| *b == b'&').next().unwrap() {
+            b"token=good" => {}
+            b"token=too-long" => answer["exp"] = json!(now + 48 * 3600),
+            b"token=long-ago" => answer["iat"] = json!(now - 24 * 3600),
+            b"token=endless" => drop(answer.as_object_mut().unwrap().remove("exp")),
+            b"token=tomorrows" => answer["iat"] = json!(now + 300),
+            b"token=of-a-login" => answer["aud"] = json!(["api", "web"]),
+            other => panic!("{}", String::from_utf8_lossy(other)),
+        }
+        Reply::json(&answer)
+    })
+    .await;
+    assert_eq!(world.status("good").await, 200);
+    for token in ["too-long", "long-ago", "endless", "tomorrows", "of-a-login"] {
+        assert_eq!(world.status(token).await, 401, "{token}");
+    }
+    let log = world.gateway.program.stderr();
+    assert!(log.contains("does not say when it ends (exp), so max_lifetime can't be checked"), "{log}");
+}
+
+#[tokio::test]
 async fn t31_many_who_come_with_one_token_ask_its_issuer_once() {
     let world = asking(|_| {
-        Reply::json(&json!({ "active": true, "sub": "ann", "client_id": "c", "aud": R, "scope": "mcp:read" }))
+        Reply::json(&json!({ "active": true, "sub": "ann", "client_id": "c", "aud": R, "scope": "mcp:read",
+            "exp": Utc::now().timestamp() + 600 }))
     })
     .await;
     let all = futures_util::future::join_all((0..20).map(|_| world.status("one"))).await;

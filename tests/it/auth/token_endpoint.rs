@@ -204,6 +204,31 @@ async fn t83_a_refresh_whose_answer_was_lost_is_given_again_and_what_is_anothers
 }
 
 #[tokio::test]
+async fn t83_an_old_refresh_token_that_wins_is_found_out_when_the_rightful_answer_is_used() {
+    let world = World::several(1).await;
+    let ann = world.user("ann").await;
+    let database = world.database.as_ref().unwrap();
+    let later = "update refresh_tokens set consumed_at = consumed_at - 600000000 where successor is not null";
+    for by in ["access_token", "refresh_token"] {
+        let tokens = world.log_in(&ann, 0).await;
+        let rightful = world.refresh(0, &tokens.client_id, &tokens.refresh).await.json().await;
+        database.run(later);
+        let thief = world.refresh(0, &tokens.client_id, &tokens.refresh).await;
+        assert_eq!(thief.status(), 200, "nothing of the rightful answer was used yet");
+        let thief = thief.json().await["access_token"].as_str().unwrap().to_owned();
+        assert_eq!(world.status(0, "/mcp", &thief).await, 200);
+        let used = rightful[by].as_str().unwrap();
+        if by == "access_token" {
+            world.status(0, "/mcp", used).await;
+        } else {
+            let reply = world.refresh(0, &tokens.client_id, used).await;
+            assert_eq!(oauth_error(reply).await.1, "invalid_grant");
+        }
+        eventually(Duration::from_secs(5), async || world.status(0, "/mcp", &thief).await == 401).await;
+    }
+}
+
+#[tokio::test]
 async fn t84_a_disabled_user_gets_no_more_tokens() {
     let world = World::one().await;
     let ann = world.user("ann").await;

@@ -281,6 +281,26 @@ async fn a_flood_of_invalid_tokens_gets_429_and_good_ones_of_its_address_are_let
 }
 
 #[tokio::test]
+async fn a_genuine_token_that_is_refused_is_no_guess_of_its_address() {
+    let world = World::one().await;
+    let (ann, bob) = (world.user("ann").await, world.user("bob").await);
+    let of = async |owner, change: fn(&mut Token)| world.token_with(owner, &["mcp:read"], change).await.1;
+    let elsewhere = of(&ann, |token| token.networks = ["192.0.2.0/24".to_owned()].into()).await;
+    let for_dev = of(&ann, |token| token.endpoints = ["dev".to_owned()].into()).await;
+    let of_bob = of(&bob, |_| ()).await;
+    world.records.set_user_disabled(&bob.id, true, Utc::now()).await.unwrap();
+    for round in 0..200 {
+        for secret in [&elsewhere, &for_dev, &of_bob] {
+            assert_eq!(world.status(0, "/mcp", secret.expose()).await, 401, "round {round}");
+        }
+    }
+    let guess = Secret::fresh(SecretKind::Personal);
+    assert_eq!(world.status(0, "/mcp", guess.expose()).await, 401, "nothing was counted before it");
+    let log = world.gateways[0].program.stderr();
+    assert!(!log.contains("too many invalid credentials from one address"));
+}
+
+#[tokio::test]
 async fn a_token_is_limited_at_all_endpoints_together_and_its_successor_with_it() {
     let more = "limits: { token: { requests: 3, window: 1h } }\n";
     let world = World::with("tokens", more).await;

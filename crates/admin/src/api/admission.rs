@@ -100,7 +100,7 @@ async fn caller(api: &Api, headers: &HeaderMap, address: Option<IpAddr>) -> Resu
                 return Ok(Caller { actor, scopes: Scopes::new(token.scopes), address });
             }
             Ok(_) => "it is not accepted from this address",
-            Err(Refused::Invalid(why)) => why,
+            Err(Refused::Invalid(why) | Refused::Unfit(why)) => why,
             Err(Refused::TooOften(_)) => "others from its address were none",
             Err(Refused::Unavailable(why)) => {
                 tracing::warn!("admin tokens can't be checked: {why}");

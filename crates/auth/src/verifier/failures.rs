@@ -14,7 +14,7 @@ use tokio::time::Instant;
 use super::Refused;
 
 /// Invalid credentials that an address may send in a minute.
-pub const PER_MINUTE: u32 = 300;
+const PER_MINUTE: u32 = 300;
 /// Look-ups at once for all addresses that have failed too often.
 const LOOKUPS: usize = 4;
 /// A look-up waits for its turn this long.

@@ -39,7 +39,7 @@ impl Verifier {
         };
         match found {
             Ok(found) => Ok(Some(found)),
-            Err(Refused::Invalid(_)) => Ok(None),
+            Err(Refused::Invalid(_) | Refused::Unfit(_)) => Ok(None),
             Err(unavailable) => Err(unavailable),
         }
     }
@@ -52,7 +52,7 @@ impl Verifier {
         let (token, owner) = found.ok_or(Refused::Invalid("there is no such token"))?;
         usable(&token, owner.as_ref(), Utc::now())?;
         if self.revocations.is_revoked(&RevocationKey::token(&token.id, token.version)) {
-            return Err(Refused::Invalid(REVOKED));
+            return Err(Refused::Unfit(REVOKED));
         }
         let audience = if token.endpoints.is_empty() {
             vec![self.resource(None)]
@@ -63,7 +63,7 @@ impl Verifier {
                 token.endpoints.iter().map(|name| Some(name.as_str()).filter(|name| !name.is_empty()));
             named.map(|name| self.resource(name)).collect()
         };
-        let subject = token.owner.or(token.service).ok_or(Refused::Invalid("it is nobody's"))?;
+        let subject = token.owner.or(token.service).ok_or(Refused::Unfit("it is nobody's"))?;
         Ok(Introspected {
             subject,
             audience,
@@ -85,7 +85,7 @@ impl Verifier {
         // From here on all of it is proven, and that it is for this resource.
         let identity = self.find(credential, endpoint.as_deref(), None).await?;
         if said.exp <= Utc::now().timestamp() {
-            return Err(Refused::Invalid(EXPIRED));
+            return Err(Refused::Unfit(EXPIRED));
         }
         Ok(Introspected {
             subject: identity.subject.clone(),

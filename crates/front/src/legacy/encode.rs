@@ -80,7 +80,16 @@ pub(super) fn event(session: &Session, call: &InFlight, method: &str, event: Eve
 }
 
 fn failure(call: &InFlight, fault: &Fault) -> Payload {
-    Payload::from(fault.to_rpc_error().to_message(Some(&call.id)).bytes().clone())
+    Payload::from(error_of(fault).to_message(Some(&call.id)).bytes().clone())
+}
+
+/// A fault as this era says it (MCP 2025-11-25, elicitation § URL mode).
+fn error_of(fault: &Fault) -> RpcError {
+    let Fault::ConnectFirst { link, .. } = fault else { return fault.to_rpc_error() };
+    let message = fault.to_string();
+    let asks = json::array([&link.elicitation(&message)[..]]);
+    RpcError::new(code::URL_ELICITATION_REQUIRED, message)
+        .with_data(json::object([("elicitations", &asks[..])]))
 }
 
 /// A result without what this era does not have, or an error with the code that it has here.

@@ -34,6 +34,7 @@ contracts! {
         whoever_comes_again_is_the_same_user,
         many_who_come_at_once_are_one_user,
         a_user_is_disabled_once_and_enabled_once,
+        each_who_raises_a_version_is_told_another_one,
         users_are_listed_newest_first;
     tokens:
         a_token_comes_back_as_it_was_kept,
@@ -62,6 +63,7 @@ contracts! {
         a_live_token_is_rotated,
         a_token_that_comes_back_at_once_gets_the_same_successor,
         an_answer_that_was_lost_is_given_anew,
+        an_old_token_that_wins_is_found_out_when_its_first_successor_comes,
         a_used_token_that_comes_back_late_ends_the_grant,
         a_successor_that_was_seen_is_in_use,
         what_is_no_longer_good_is_dead,

@@ -13,6 +13,7 @@ use drawbridge_auth::records::{Records, Token};
 use drawbridge_auth::revoking::Revocations;
 use drawbridge_auth::token::{self, Secret, SecretKind, TokenKind};
 use drawbridge_auth::verifier::Verifier;
+use drawbridge_core::Tasks;
 use drawbridge_core::state::{MemoryState, SharedState, WithFallback};
 use drawbridge_sql::{SqlOptions, SqlRecords};
 use http_body_util::BodyExt as _;
@@ -93,6 +94,7 @@ impl World {
             revocations.clone(),
             Vec::new(),
             WithFallback::new(shared.limiter.clone()),
+            Tasks::default(),
         ));
         let bootstrap = Some(token::hash(FIRST));
         let admission = Admission::Credentials { verifier: verifier.clone(), bootstrap };

@@ -1,4 +1,4 @@
-use drawbridge_auth::records::{Records as _, UserClaims};
+use drawbridge_auth::records::{Records as _, User, UserClaims};
 
 use crate::fixture::{Fixture, at, claims, page, set, user};
 
@@ -62,6 +62,27 @@ pub(super) async fn a_user_is_disabled_once_and_enabled_once(f: &Fixture) {
     let (_, same) = r.set_user_disabled("u1", false, at(8)).await.unwrap().unwrap();
     assert_eq!(same, enabled);
     assert_eq!(f.b.user("u1").await.unwrap(), Some(enabled));
+}
+
+pub(super) async fn each_who_raises_a_version_is_told_another_one(f: &Fixture) {
+    let r = f.records();
+    for nobody in ["nobody", "u\0"] {
+        assert_eq!(r.raise_user_version(nobody).await.unwrap(), None);
+    }
+    let (new, other) = (user(r, "u1").await, user(r, "u2").await);
+    assert_eq!(r.raise_user_version("u1").await.unwrap(), Some(1), "the one before");
+    assert_eq!(f.b.raise_user_version("u1").await.unwrap(), Some(2));
+    assert_eq!(f.b.user("u1").await.unwrap(), Some(User { version: 3, ..new.clone() }));
+    let mut tasks = tokio::task::JoinSet::new();
+    for n in 0..20 {
+        let records = if n % 2 == 0 { f.a.clone() } else { f.b.clone() };
+        tasks.spawn(async move { records.raise_user_version("u1").await });
+    }
+    let mut told: Vec<_> = tasks.join_all().await.into_iter().map(|told| told.unwrap().unwrap()).collect();
+    told.sort_unstable();
+    assert_eq!(told, (3..23).collect::<Vec<i64>>());
+    assert_eq!(f.b.user("u1").await.unwrap(), Some(User { version: 23, ..new }));
+    assert_eq!(r.user("u2").await.unwrap(), Some(other), "nobody else's");
 }
 
 pub(super) async fn users_are_listed_newest_first(f: &Fixture) {
