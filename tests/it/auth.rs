@@ -7,6 +7,7 @@ mod attacks;
 mod audit;
 mod authorize;
 mod cimd;
+mod configuration;
 mod discovery;
 mod external;
 mod handles;

@@ -184,6 +184,14 @@ const RESTART: &[Key] = keys![
     "limits.event_log_ttl" = limits.event_log_ttl,
 ];
 
+/// Whether a value of this key is that of the start, whatever was read since.
+pub(crate) fn needs_restart(key: &str) -> bool {
+    let is_below = |above: &str| {
+        key.strip_prefix(above).is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
+    };
+    RESTART.iter().any(|(above, ..)| is_below(above))
+}
+
 fn differing(keys: &[Key], one: &Config, other: &Config) -> Vec<&'static str> {
     keys.iter().filter(|(_, differ, _)| differ(one, other)).map(|(key, ..)| *key).collect()
 }

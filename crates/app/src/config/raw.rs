@@ -9,8 +9,8 @@ use std::num::{NonZeroU32, NonZeroUsize};
 use std::path::PathBuf;
 
 use schemars::JsonSchema;
-use serde::Deserialize;
 use serde::de::IgnoredAny;
+use serde::{Deserialize, Serialize};
 
 use super::value::{ByteSize, Retention, SecretSource, Span};
 
@@ -255,7 +255,7 @@ pub(super) struct Registration {
 }
 
 /// Who may register.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum RegistrationPolicy {
     /// Anybody.
@@ -285,7 +285,7 @@ pub(super) struct Login {
 }
 
 /// How callers prove who they are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum AuthMode {
     /// Anyone who reaches the listener may call.
@@ -309,7 +309,7 @@ pub(super) struct Log {
 }
 
 /// The form of the log.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum LogFormat {
     /// For people.
@@ -343,7 +343,7 @@ pub(super) struct Otlp {
 }
 
 /// How a collector is spoken to.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum OtlpProtocol {
     /// Protobuf over HTTP, usually at port 4318.
@@ -624,7 +624,7 @@ pub(super) enum BackendAuthKind {
 }
 
 /// How a client shows its secret.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ClientAuth {
     /// By HTTP Basic.
@@ -647,7 +647,7 @@ pub(super) enum Argument {
 }
 
 /// How an HTTP backend is spoken to.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Transport {
     /// Streamable HTTP is tried first, then HTTP+SSE.
@@ -660,7 +660,7 @@ pub enum Transport {
 }
 
 /// Protocol generation of a backend.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Era {
     /// Found out by asking the backend.
@@ -673,7 +673,7 @@ pub enum Era {
 }
 
 /// With whom a client shares its session at a backend that has sessions.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum SessionScope {
     /// With nobody; stateless clients share one per principal.
