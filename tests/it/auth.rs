@@ -9,6 +9,7 @@ mod authorize;
 mod cimd;
 mod configuration;
 mod discovery;
+mod exchange;
 mod external;
 mod handles;
 mod introspection;

@@ -34,11 +34,12 @@ use std::rc::Rc;
 pub use self::model::{
     Admin, Audit, Auth, Backend, BackendAuth, BackendKind, ClientCredentials, Config, Drain, Endpoint,
     External, HttpBackend, Limits, Log, Login, Otlp, Outbound, Password, Proxy, Public, Rate, Redis,
-    StdioBackend, Streams, TokenSource, ToolRate, UserOAuth,
+    StdioBackend, Streams, TokenExchange, TokenSource, ToolRate, UserOAuth,
 };
 pub use self::problem::{Notice, Problem, Problems};
 pub use self::raw::{
-    AuthMode, ClientAuth, Era, LogFormat, OtlpProtocol, RegistrationPolicy, SessionScope, Transport,
+    AuthMode, ClientAuth, Era, LogFormat, OtlpProtocol, RegistrationPolicy, SessionScope, SubjectToken,
+    Transport,
 };
 pub use self::secret::{SealKey, Secret};
 pub use self::shown::{Source as ValueSource, Written};

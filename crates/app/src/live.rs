@@ -12,6 +12,7 @@ use sha2::{Digest as _, Sha256};
 
 use crate::config::{self, BackendKind, Config};
 use crate::telemetry;
+use crate::wiring::exchange::set_logins;
 use crate::wiring::{Wired, front_options, make_backend, round_options, sites};
 
 /// A request that has found its endpoint before a change sends its call to the backend within this time.
@@ -222,6 +223,7 @@ impl Wired {
         };
         if let Some(connections) = &self.means.connections {
             connections.set_sites(sites(&config));
+            set_logins(connections, &config);
         }
         self.rounds.set_options(round_options(&config));
         self.means.cap.resize(config.limits.max_processes, &self.work.backends);
@@ -255,12 +257,9 @@ impl Wired {
                     let made = make_backend(config, name, backend, &self.means);
                     let made = made.with_context(|| format!("backend \"{name}\""))?;
                     let counted = self.metrics.backend(name);
-                    let recalling = Recalling::new(made, backend.cache, &self.peers, counted);
-                    let personal = self.means.connections.as_ref().filter(|_| backend.is_personal());
-                    let whole: Arc<dyn Backend> = match personal {
-                        Some(accounts) => {
-                            Personal::new(recalling.clone(), accounts.of(name), &self.work.backends)
-                        }
+                    let recalling = Recalling::new(made.backend, backend.cache, &self.peers, counted);
+                    let whole: Arc<dyn Backend> = match made.accounts {
+                        Some(accounts) => Personal::new(recalling.clone(), accounts, &self.work.backends),
                         None => recalling.clone(),
                     };
                     Kept { basis, backend: whole, recalling }

@@ -314,11 +314,17 @@ impl Gateway for Overview {
 
     async fn disconnect(&self, user: &str, backend: &str) -> Result<bool, String> {
         let Some(connections) = &self.connections else { return Ok(false) };
-        if !connections.backends().iter().any(|known| known == backend) {
+        let is_known = connections.backends().iter().any(|known| known == backend);
+        if !is_known && !connections.is_by_login(backend) {
             return Ok(false);
         }
         connections.disconnect(user, backend).await.map_err(|error| error.to_string())?;
         Ok(true)
+    }
+
+    async fn forget_login(&self, user: &str) -> Result<(), String> {
+        let Some(connections) = &self.connections else { return Ok(()) };
+        connections.forget_login(user).await.map_err(|error| error.to_string())
     }
 
     async fn end_session(&self, key: &str) -> bool {

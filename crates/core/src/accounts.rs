@@ -56,6 +56,11 @@ pub trait Accounts: Send + Sync {
     /// Where that user can; `name` is what the link is known by when it is done. `None` if `whom` acts for no user.
     fn link(&self, whom: &Principal, name: &str) -> Option<String>;
 
+    /// Whether users connect by nothing but logging in at the gateway again.
+    fn is_by_login(&self) -> bool {
+        false
+    }
+
     /// Tells of each user (by id) for whom it is another than before.
     fn changes(&self) -> broadcast::Receiver<Arc<str>>;
 }
@@ -118,7 +123,7 @@ impl Backend for Personal {
             return Ok(stranger());
         }
         match self.inner.describe(client).await {
-            Err(Fault::NotConnected { .. }) => Ok(stranger()),
+            Err(Fault::NotConnected { .. } | Fault::NotAllowed { .. }) => Ok(stranger()),
             description => description,
         }
     }
@@ -234,6 +239,7 @@ impl Guest {
         match forward(emit, self.inner.clone().call(call.clone())).await {
             // Nothing was done.
             Some(Event::Fail(Fault::NotConnected { .. })) => self.instead(&call, round),
+            Some(Event::Fail(fault @ Fault::NotAllowed { .. })) => self.denied(&call, fault),
             // A host that has not listed again; the backend itself may have such a tool.
             Some(Event::Done(reply)) if asks_for_link && reply.is_error() => {
                 told_well(&call, &self.is_done())
@@ -243,6 +249,16 @@ impl Guest {
                 backend: self.name.to_string(),
                 detail: "no answer".to_owned(),
             }),
+        }
+    }
+
+    /// The answer to a call of somebody who is not let in. That may change with another login.
+    fn denied(&self, call: &Call, fault: Fault) -> Event {
+        match call.request.method().as_ref() {
+            // For whoever asks, and not only for the program.
+            method::TOOLS_CALL => told(call, &fault.to_string()),
+            method::PROMPTS_GET | method::RESOURCES_READ => Event::Fail(fault),
+            _ => self.instead(call, 0),
         }
     }
 
@@ -279,8 +295,9 @@ impl Guest {
 
     fn tools(&self) -> Bytes {
         let name = &self.name;
+        let what = if self.accounts.is_by_login() { "sign in again for" } else { "connect an account at" };
         let text = format!(
-            "Gives a link under which the user can connect an account at {name}. Until that is done, {name} has no other tools."
+            "Gives a link under which the user can {what} {name}. Until that is done, {name} has no other tools."
         );
         let tool = json::object([
             ("name", json::encode_string(CONNECT).as_bytes()),
@@ -295,10 +312,17 @@ impl Guest {
     fn ask(&self, call: &Call, round: u32) -> Event {
         let (name, link_name) = (&self.name, format!("{:032x}", rand::random::<u128>()));
         let Some(link) = self.accounts.link(&call.client.principal, &link_name) else {
-            let text = format!("{name} needs an account of a user, and the caller acts for none.");
+            let text = format!(
+                "{name} needs an account of a user, and the caller acts for none. Call it with a user's login or token, or \
+                 use an endpoint without it."
+            );
             return told(call, &text);
         };
-        let message = format!("Connect an account at {name} to go on");
+        let by_login = self.accounts.is_by_login();
+        let message = match by_login {
+            true => format!("Sign in again to go on with {name}"),
+            false => format!("Connect an account at {name} to go on"),
+        };
         let params = json::object([
             ("mode", &b"\"url\""[..]),
             ("elicitationId", json::encode_string(&link_name).as_bytes()),
@@ -308,8 +332,12 @@ impl Guest {
         let request = Message::request(&Id::from_text(KEY), method::ELICITATION_CREATE, &params);
         let can_be_asked = call.client.declares(&request) && call.client.version.has_url_elicitation();
         if !can_be_asked || round >= MAX_ROUNDS {
+            let lacks = match by_login {
+                true => "needs the user to sign in again",
+                false => "needs an account that is not connected yet",
+            };
             let text = format!(
-                "{name} needs an account that is not connected yet. Ask the user to open this link in a browser, and then try again: {link}"
+                "{name} {lacks}. Ask the user to open this link in a browser, and then try again: {link}"
             );
             return told(call, &text);
         }
@@ -362,6 +390,10 @@ impl Guest {
                         Some(Event::Fail(Fault::NotConnected { .. })) => {
                             tokio::time::sleep(AGAIN).await;
                             break;
+                        }
+                        Some(Event::Fail(Fault::NotAllowed { .. })) => {
+                            acknowledge(emit, &wanted, &mut is_acknowledged).await;
+                            events = nothing();
                         }
                         // It tells of nothing, but the account may change.
                         Some(Event::Done(reply)) if reply.is_error() => {

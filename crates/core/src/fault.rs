@@ -147,6 +147,10 @@ pub enum Fault {
     #[error("backend \"{backend}\" needs an account that the user has not connected")]
     NotConnected { backend: String },
     #[error(
+        "the identity provider does not allow backend \"{backend}\" for this user: ask whoever manages access in the organisation, or sign in again if that has changed"
+    )]
+    NotAllowed { backend: String },
+    #[error(
         "the answer of backend \"{backend}\" is larger than the {limit} bytes that limits.{} allows", .size.key()
     )]
     TooLarge { backend: String, size: Size, limit: usize },
@@ -207,6 +211,7 @@ impl Fault {
             Self::Refused { .. } => "backend_refused",
             Self::NoCredential { .. } => "no_credential",
             Self::NotConnected { .. } => "not_connected",
+            Self::NotAllowed { .. } => "not_allowed",
             Self::TooLarge { .. } => "result_too_large",
             Self::OutcomeUnknown { .. } => "outcome_unknown",
             Self::Busy { .. } => "busy",
@@ -224,7 +229,7 @@ impl Fault {
     }
 
     /// All codes, for the documentation test.
-    pub const CODES: [&'static str; 15] = [
+    pub const CODES: [&'static str; 16] = [
         "backend_unreachable",
         "backend_not_started",
         "backend_timeout",
@@ -232,6 +237,7 @@ impl Fault {
         "backend_refused",
         "no_credential",
         "not_connected",
+        "not_allowed",
         "result_too_large",
         "outcome_unknown",
         "busy",
@@ -252,6 +258,7 @@ impl Fault {
             | Self::NoAnswer { .. }
             | Self::ClientRefused { .. }
             | Self::NotConnected { .. }
+            | Self::NotAllowed { .. }
             | Self::RateLimited { .. } => Blame::Caller,
             _ => Blame::Backend,
         }
@@ -270,6 +277,10 @@ impl Fault {
             Self::Timeout { .. } => "look at its load, and at the times that its configuration allows",
             Self::BadAnswer { .. } => "look whether its url is that of its MCP endpoint, with the right path",
             Self::Refused { .. } => "look at the credentials that its configuration sends (headers)",
+            Self::NoCredential { .. } => {
+                "look at the authorization server that is named, and at auth of the backend: client_id, client_secret, \
+                 scopes, resource, audience"
+            }
             Self::TooLarge { .. } => "raise the limit that is named, or let it answer in pages",
             Self::OutcomeUnknown { .. } => "look why it closes connections or ends: its own log says more",
             _ => return None,
@@ -294,9 +305,11 @@ impl Fault {
             | Self::NotParked { .. }
             | Self::NoAnswer { .. }
             | Self::ClientRefused { .. } => Retry::Unsafe,
-            Self::Refused { .. } | Self::NotConnected { .. } | Self::TooLarge { .. } | Self::Rpc(_) => {
-                Retry::Useless
-            }
+            Self::Refused { .. }
+            | Self::NotConnected { .. }
+            | Self::NotAllowed { .. }
+            | Self::TooLarge { .. }
+            | Self::Rpc(_) => Retry::Useless,
         }
     }
 

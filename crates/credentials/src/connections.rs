@@ -13,6 +13,8 @@
 //! The turn is in the records and not in shared state: there it is as safe as what it is about. It only saves requests;
 //! what decides is the version. Whoever waits for a renewal may go, the renewal goes on.
 
+mod login;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
@@ -34,6 +36,9 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::broadcast;
 use tokio::time::Instant;
 
+use self::login::Logins;
+pub(crate) use self::login::Subject;
+pub use self::login::login_site;
 use crate::authority::{Authorities, For, NoAuthority, Server, Site};
 use crate::printable;
 use crate::token::{self, ClientIdentity, Grant, NoToken, OAuthClient, Tokens};
@@ -203,6 +208,7 @@ pub struct Connections {
     state: SharedState,
     tasks: Tasks,
     sites: RwLock<BTreeMap<String, Arc<Site>>>,
+    logins: RwLock<Logins>,
     known: Mutex<HashMap<(String, String), Known>>,
     turns: Mutex<HashMap<String, Arc<tokio::sync::Mutex<()>>>>,
     resting: Mutex<HashMap<String, (Instant, Duration)>>,
@@ -226,6 +232,7 @@ impl Connections {
             authorities,
             tasks,
             sites: RwLock::default(),
+            logins: RwLock::default(),
             known: Mutex::default(),
             turns: Mutex::default(),
             resting: Mutex::default(),
@@ -246,7 +253,8 @@ impl Connections {
     }
 
     fn site(&self, backend: &str) -> Option<Arc<Site>> {
-        self.sites.read().get(backend).cloned()
+        let site = self.sites.read().get(backend).cloned();
+        site.or_else(|| self.login_site(backend))
     }
 
     /// Credentials of users for the backend of this name, and what the engine wants to know of them.
@@ -652,7 +660,7 @@ impl Connections {
                 since: row.map(|row| row.created_at),
             }
         });
-        Ok(shown.collect())
+        Ok(shown.chain(self.shown_logins(&rows)).collect())
     }
 
     /// What there is to show of one backend: its host, and that of its server.
@@ -801,9 +809,16 @@ impl Connections {
     ///
     /// If it can't be forgotten.
     pub async fn disconnect(&self, user: &str, backend: &str) -> Result<(), NotConnected> {
-        let Some(row) = self.vault.remove_connection(user, backend).await? else { return Ok(()) };
+        let kept_as = self.kept_as(backend);
+        let Some(row) = self.vault.remove_connection(user, kept_as).await? else { return Ok(()) };
         tracing::info!(backend.name = backend, user.id = user, "disconnected");
-        self.tell(user, backend, true).await;
+        self.tell(user, kept_as, true).await;
+        self.revoke_there(row).await;
+        Ok(())
+    }
+
+    /// Tells the server of a connection that its tokens are no longer needed, if that can be.
+    async fn revoke_there(&self, row: Connection) {
         let parties = self.parties(&row).await;
         if let (Ok((_, server, client)), Some(opened)) = (parties, self.open(row))
             && let Some(endpoint) = &server.metadata.revocation_endpoint
@@ -820,7 +835,6 @@ impl Connections {
                 Err(error) => tracing::warn!("a token is not revoked at its server: {error}"),
             }
         }
-        Ok(())
     }
 }
 

@@ -170,7 +170,7 @@ async fn came_back(
         Ok(false) => return Err(page(StatusCode::BAD_REQUEST, text.expired)),
         Err(why) => return Err(unavailable(&why)),
     }
-    let claims = provider.finish(inner, form, &attempt).await.map_err(|why| match why {
+    let (claims, tokens) = provider.finish(inner, form, &attempt).await.map_err(|why| match why {
         NotSignedIn::Unavailable(why) => unavailable(&why),
         NotSignedIn::Refused(why) => {
             tracing::warn!("a login was refused: {why}");
@@ -182,6 +182,9 @@ async fn came_back(
         }
     })?;
     let user = inner.enter(&claims).await.map_err(|why| unavailable(&why))?;
+    if let (Some(user), Some(connections)) = (&user, &inner.connections) {
+        connections.keep_login(&user.id, &tokens).await;
+    }
     Ok((errand, user))
 }
 

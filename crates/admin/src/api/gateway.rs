@@ -45,6 +45,12 @@ pub trait Gateway: Send + Sync {
     ///
     /// Why that can't be done now.
     async fn disconnect(&self, user: &str, backend: &str) -> Result<bool, String>;
+    /// Forgets what a user has logged in with at the identity provider, and what was got with it.
+    ///
+    /// # Errors
+    ///
+    /// Why that can't be done now.
+    async fn forget_login(&self, user: &str) -> Result<(), String>;
 }
 
 /// A backend at which users have accounts of their own, and what one of them has there.

@@ -594,16 +594,20 @@ pub(super) struct BackendAuth {
     pub(super) password: Option<SecretSource>,
     /// OAuth: the authorization server, exactly as in its metadata.
     pub(super) issuer: Option<String>,
-    /// `client_credentials`: where tokens are, in place of `issuer`.
+    /// `client_credentials`, `token_exchange`: where tokens are, in place of `issuer`.
     pub(super) token_endpoint: Option<String>,
     /// OAuth: the gateway's id there.
     pub(super) client_id: Option<String>,
     /// OAuth: the gateway's secret there.
     pub(super) client_secret: Option<SecretSource>,
-    /// `client_credentials`: how the secret is shown; default as the server's metadata say.
+    /// `client_credentials`, `token_exchange`: how the secret is shown; default as the server's metadata say.
     pub(super) client_auth: Option<ClientAuth>,
     /// OAuth: what is asked for.
     pub(super) scopes: Option<Vec<String>>,
+    /// `token_exchange`: whom the token is for, by the name that the server has for it.
+    pub(super) audience: Option<String>,
+    /// `token_exchange`: which token of a user's login is exchanged; default `access_token`.
+    pub(super) subject_token: Option<SubjectToken>,
     /// OAuth: what the token is for (RFC 8707); default the backend's `url`. Empty where the server does not know that.
     pub(super) resource: Option<String>,
 }
@@ -618,9 +622,22 @@ pub(super) enum BackendAuthKind {
     Basic,
     /// An access token that the gateway gets in its own name.
     ClientCredentials,
+    /// An access token for each user, that is got with what they have logged in with (RFC 8693).
+    TokenExchange,
     /// An access token of each user's own: they connect their accounts in a browser.
     #[serde(rename = "user_oauth")]
     UserOAuth,
+}
+
+/// A token that an identity provider gives when a user logs in.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum SubjectToken {
+    /// The access token.
+    #[default]
+    AccessToken,
+    /// The ID token.
+    IdToken,
 }
 
 /// How a client shows its secret.

@@ -4,7 +4,8 @@ use serde_json::json;
 
 use super::{Sheet, bundles};
 use crate::config::model::{
-    Backend, BackendAuth, BackendKind, ClientCredentials, HttpBackend, StdioBackend, TokenSource, UserOAuth,
+    Backend, BackendAuth, BackendKind, ClientCredentials, HttpBackend, StdioBackend, TokenExchange,
+    TokenSource, UserOAuth,
 };
 
 pub(super) fn backend(sheet: &mut Sheet, key: &str, backend: &Backend) {
@@ -96,6 +97,10 @@ fn auth(sheet: &mut Sheet, key: &str, auth: &BackendAuth) {
             user_oauth(sheet, key, written);
             "user_oauth"
         }
+        BackendAuth::TokenExchange(written) => {
+            token_exchange(sheet, key, written);
+            "token_exchange"
+        }
     };
     sheet.put(&format!("{key}.kind"), kind);
 }
@@ -116,6 +121,21 @@ fn token_source(sheet: &mut Sheet, key: &str, from: &TokenSource) {
         TokenSource::Issuer(issuer) => sheet.address(&format!("{key}.issuer"), Some(issuer)),
         TokenSource::Backend => {}
     }
+}
+
+fn token_exchange(sheet: &mut Sheet, key: &str, written: &TokenExchange) {
+    let TokenExchange { from, client, client_auth, subject_token, audience, resource, scopes } = written;
+    if let Some(from) = from {
+        token_source(sheet, key, from);
+    }
+    let secret = client.as_ref().and_then(|(_, secret)| secret.as_ref());
+    sheet.put(&format!("{key}.client_id"), client.as_ref().map(|(id, _)| id));
+    sheet.secret(&format!("{key}.client_secret"), secret);
+    sheet.put(&format!("{key}.client_auth"), client_auth);
+    sheet.put(&format!("{key}.subject_token"), subject_token);
+    sheet.put(&format!("{key}.audience"), audience);
+    sheet.address(&format!("{key}.resource"), resource.as_deref());
+    sheet.put(&format!("{key}.scopes"), scopes);
 }
 
 fn user_oauth(sheet: &mut Sheet, key: &str, written: &UserOAuth) {

@@ -42,6 +42,9 @@ backends:
     url: "https://c.example/mcp"
     auth: { kind: client_credentials, token_endpoint: "https://u:pl4nted-17@as.example/token", client_id: gate, client_secret: pl4nted-18, client_auth: post }
   d: { url: "https://d.example/mcp", auth: { kind: user_oauth, issuer: "https://as.example", client_id: gate, client_secret: pl4nted-19, scopes: [read] } }
+  f:
+    url: "https://f.example/mcp"
+    auth: { kind: token_exchange, client_id: gate, client_secret: pl4nted-22, subject_token: id_token, audience: f }
   e: { command: sh, args: ["--key=pl4nted-20"], env: { KEY: pl4nted-21 }, cwd: / }
 endpoints: { both: { backends: [a, b] } }
 "#;
