@@ -14,6 +14,7 @@ mod external;
 mod handles;
 mod introspection;
 mod leaks;
+mod noted;
 mod operators;
 mod outage;
 mod overview;

@@ -301,6 +301,7 @@ impl Access {
             limiter: self.shared.limiter.clone(),
             has_endpoint: names.has(),
             connections,
+            trail: self.trail.clone(),
         });
         Ok(router.layer(axum::middleware::map_request(|mut request: Request<Body>| async {
             if let Some(PeerAddress(address)) = request.extensions().get().copied() {

@@ -135,7 +135,10 @@ pub(crate) async fn decide(State(inner): State<Shared>, request: Request<Body>) 
     match form.get("decision") {
         Some("switch") => switch(&inner, transaction, &head.headers, text).await,
         Some("allow") => inner.grant(&transaction, &login, &form, text).await,
-        _ => inner.deny(&transaction, "the user has denied access", text),
+        _ => {
+            inner.note_consent(&login.user, &transaction, None).await;
+            inner.deny(&transaction, "the user has denied access", text)
+        }
     }
 }
 
@@ -174,6 +177,7 @@ impl Inner {
         let granted: Vec<String> =
             transaction.scopes.iter().filter(|scope| chosen.contains(&scope.as_str())).cloned().collect();
         if granted.is_empty() {
+            self.note_consent(&user.id, transaction, None).await;
             return self.deny(transaction, "the user allows nothing of it", text);
         }
         debug_assert!(granted.iter().all(|scope| [READ, WRITE].contains(&scope.as_str())));
@@ -181,6 +185,7 @@ impl Inner {
             Ok(client) => client,
             Err(page) => return *page,
         };
+        self.note_consent(&user.id, transaction, Some(&granted)).await;
         let code = Code {
             grant: transaction.id.clone(),
             client: transaction.client.clone(),
