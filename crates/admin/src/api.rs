@@ -12,6 +12,7 @@ mod admission;
 mod asked;
 mod audit;
 mod clients;
+pub mod configuration;
 mod document;
 pub mod gateway;
 mod grants;
@@ -172,6 +173,7 @@ fn described() -> (Router<Arc<Api>>, OpenApi) {
         .routes(routes!(gateway::backends))
         .routes(routes!(gateway::backend))
         .routes(routes!(gateway::endpoints))
+        .routes(routes!(configuration::show))
         .routes(routes!(gateway::sessions))
         .routes(routes!(gateway::end_session))
         .routes(routes!(gateway::connections))

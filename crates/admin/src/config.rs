@@ -6,6 +6,7 @@ use axum::extract::State;
 use axum::routing::get;
 use axum::{Json, Router};
 use serde::Serialize;
+use utoipa::ToSchema;
 
 /// What is to be known of the configuration.
 #[derive(Debug, Clone, Serialize)]
@@ -23,7 +24,7 @@ pub struct ConfigStatus {
 }
 
 /// A file of the configuration that applies.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, ToSchema)]
 pub struct ConfigFile {
     /// Its name, as it was given.
     pub path: String,

@@ -306,6 +306,7 @@ impl Access {
             has_endpoint: names.has(),
             connections,
             tasks: self.tasks.clone(),
+            trail: self.trail.clone(),
         });
         Ok(router.layer(axum::middleware::map_request(|mut request: Request<Body>| async {
             if let Some(PeerAddress(address)) = request.extensions().get().copied() {

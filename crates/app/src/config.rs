@@ -19,6 +19,7 @@ mod problem;
 mod raw;
 pub mod schema;
 mod secret;
+mod shown;
 #[cfg(test)]
 mod tests;
 mod value;
@@ -33,13 +34,15 @@ use std::rc::Rc;
 pub use self::model::{
     Admin, Audit, Auth, Backend, BackendAuth, BackendKind, ClientCredentials, Config, Drain, Endpoint,
     External, HttpBackend, Limits, Log, Login, Otlp, Outbound, Password, Proxy, Public, Rate, Redis,
-    StdioBackend, Streams, TokenSource, ToolRate, UserOAuth,
+    StdioBackend, Streams, TokenExchange, TokenSource, ToolRate, UserOAuth,
 };
 pub use self::problem::{Notice, Problem, Problems};
 pub use self::raw::{
-    AuthMode, ClientAuth, Era, LogFormat, OtlpProtocol, RegistrationPolicy, SessionScope, Transport,
+    AuthMode, ClientAuth, Era, LogFormat, OtlpProtocol, RegistrationPolicy, SessionScope, SubjectToken,
+    Transport,
 };
 pub use self::secret::{SealKey, Secret};
+pub use self::shown::{Source as ValueSource, Written};
 
 use sha2::{Digest as _, Sha256};
 
@@ -92,7 +95,7 @@ pub struct Overrides {
 }
 
 /// A checked configuration and what the operator should know about it.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Loaded {
     /// The configuration.
     pub config: Config,
@@ -100,6 +103,8 @@ pub struct Loaded {
     pub notices: Vec<Notice>,
     /// The files that it was read from.
     pub files: Vec<FileRead>,
+    /// Which keys are written, and where.
+    pub written: Written,
 }
 
 /// A file that a configuration was read from.
@@ -177,6 +182,7 @@ fn assemble(
     let (mut config, endpoints) = check::file(&mut checker, file);
     let mut imported_problems = Vec::new();
     let mut imported_notices = Vec::new();
+    let mut listed: Vec<String> = Vec::new();
     if let Some(mcp) = mcp_servers {
         match mcp_json::import(&mcp.name, &mcp.bytes, env) {
             Err(Problems(problems)) => imported_problems = problems,
@@ -185,17 +191,19 @@ fn assemble(
                 imported_problems = imported.problems;
                 let twice = equal_names(&mcp.name, &imported.paths, &imported.positions, &known);
                 imported_problems.extend(twice);
+                listed = imported.paths.keys().cloned().collect();
                 known.extend(imported.paths.into_keys());
                 config.backends.extend(imported.backends);
             }
         }
     }
     check::endpoints(&mut checker, &mut config, &known, endpoints);
+    let written = Written::new(&positions, overrides.sources(env), listed);
     let (mut problems, mut notices) = checker.finish();
     problems.extend(imported_problems);
     notices.extend(imported_notices);
     if problems.is_empty() {
-        Ok(Loaded { config, notices, files: Vec::new() })
+        Ok(Loaded { config, notices, files: Vec::new(), written })
     } else {
         Err(Problems(problems))
     }

@@ -15,7 +15,7 @@ use tokio::task::JoinHandle;
 
 use crate::access::{Access, EndpointNames};
 use crate::audit::Audit;
-use crate::config::{self, Config, FileRead, Inputs};
+use crate::config::{self, FileRead, Inputs, Loaded};
 use crate::listener::{Admission, Workers, bind};
 use crate::open_files::OpenFiles;
 use crate::overview::Overview;
@@ -56,18 +56,17 @@ pub struct Gateway {
 }
 
 impl Gateway {
-    /// Starts a gateway on the current runtime and one more per core. `guard` starts stdio backends. `files` are what
-    /// the configuration was read from.
+    /// Starts a gateway on the current runtime and one more per core. `guard` starts stdio backends.
     ///
     /// # Errors
     ///
     /// If an address is taken, the seal key can't be kept, or a part can't be made.
     pub async fn start(
-        config: Config,
-        files: &[FileRead],
+        loaded: Loaded,
         keys: Option<Vec<SealKey>>,
         guard: &GuardCommand,
     ) -> anyhow::Result<Self> {
+        let Loaded { config, files, written, .. } = loaded;
         let keys = match keys {
             Some(keys) => keys,
             None if config.seal_keys.is_empty() => vec![seal_key::of_directory(&config.data_dir)?],
@@ -141,7 +140,7 @@ impl Gateway {
             public: gateway_public,
             admin: admin.local_addr()?,
             probes: None,
-            status: Status::new(files),
+            status: Status::new(&files, written),
             work,
             operators: Tasks::default(),
             traces,
@@ -158,7 +157,10 @@ impl Gateway {
         let api = match &gateway.access {
             Some(access) => {
                 let origin = access.origin().cloned();
-                access.admin_api(Overview::new(gateway.wired.clone(), name.clone(), origin, connections))
+                let status = gateway.status.clone();
+                let overview =
+                    Overview::new(gateway.wired.clone(), name.clone(), origin, connections, status);
+                access.admin_api(overview)
             }
             None => drawbridge_admin::api::absent(),
         };

@@ -12,6 +12,7 @@ use sha2::{Digest as _, Sha256};
 
 use crate::config::{self, BackendKind, Config};
 use crate::telemetry;
+use crate::wiring::exchange::set_logins;
 use crate::wiring::{Wired, front_options, make_backend, round_options, sites};
 
 /// A request that has found its endpoint before a change sends its call to the backend within this time.
@@ -185,6 +186,14 @@ const RESTART: &[Key] = keys![
     "limits.event_log_ttl" = limits.event_log_ttl,
 ];
 
+/// Whether a value of this key is that of the start, whatever was read since.
+pub(crate) fn needs_restart(key: &str) -> bool {
+    let is_below = |above: &str| {
+        key.strip_prefix(above).is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
+    };
+    RESTART.iter().any(|(above, ..)| is_below(above))
+}
+
 fn differing(keys: &[Key], one: &Config, other: &Config) -> Vec<&'static str> {
     keys.iter().filter(|(_, differ, _)| differ(one, other)).map(|(key, ..)| *key).collect()
 }
@@ -215,6 +224,7 @@ impl Wired {
         };
         if let Some(connections) = &self.means.connections {
             connections.set_sites(sites(&config));
+            set_logins(connections, &config);
         }
         self.rounds.set_options(round_options(&config));
         self.means.cap.resize(config.limits.max_processes, &self.work.backends);
@@ -248,12 +258,9 @@ impl Wired {
                     let made = make_backend(config, name, backend, &self.means);
                     let made = made.with_context(|| format!("backend \"{name}\""))?;
                     let counted = self.metrics.backend(name);
-                    let recalling = Recalling::new(made, backend.cache, &self.peers, counted);
-                    let personal = self.means.connections.as_ref().filter(|_| backend.is_personal());
-                    let whole: Arc<dyn Backend> = match personal {
-                        Some(accounts) => {
-                            Personal::new(recalling.clone(), accounts.of(name), &self.work.backends)
-                        }
+                    let recalling = Recalling::new(made.backend, backend.cache, &self.peers, counted);
+                    let whole: Arc<dyn Backend> = match made.accounts {
+                        Some(accounts) => Personal::new(recalling.clone(), accounts, &self.work.backends),
                         None => recalling.clone(),
                     };
                     Kept { basis, backend: whole, recalling }

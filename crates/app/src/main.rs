@@ -106,11 +106,12 @@ fn keep_memory_private() {
 async fn serve(args: ServeArgs) -> anyhow::Result<()> {
     keep_memory_private();
     let inputs = args.inputs(environment());
-    let Loaded { config, files, .. } = load(&inputs)?;
-    if config.backends.is_empty() {
+    let loaded = load(&inputs)?;
+    if loaded.config.backends.is_empty() {
         tracing::warn!("no backend is configured; name some in the configuration or with --mcp-servers");
     }
-    let gateway = Gateway::start(config, &files, None, &GuardCommand::default()).await?;
+    let files = loaded.files.clone();
+    let gateway = Gateway::start(loaded, None, &GuardCommand::default()).await?;
     gateway.follow(inputs, files);
     announce(&gateway);
     until_stopped(gateway).await

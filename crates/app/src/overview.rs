@@ -7,6 +7,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use chrono::{DateTime, Utc};
+use drawbridge_admin::api::configuration::{Configuration, Setting, SettingSource};
 use drawbridge_admin::api::gateway::{
     Backend, BackendState, Connection, Endpoint, Gateway, Instance, LastError, Session,
 };
@@ -20,7 +21,8 @@ use drawbridge_front::SessionOverview;
 use futures_util::future::join_all;
 use serde::{Deserialize, Serialize};
 
-use crate::config::{BackendKind, Era, SessionScope};
+use crate::config::{BackendKind, Era, SessionScope, ValueSource};
+use crate::reload::Status;
 use crate::wiring::Wired;
 
 /// The name of the service between instances.
@@ -37,6 +39,7 @@ pub(crate) struct Overview {
     origin: Option<Origin>,
     /// What users have at backends, if there are such.
     connections: Option<Arc<Connections>>,
+    status: Status,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -58,8 +61,9 @@ impl Overview {
         name: String,
         origin: Option<Origin>,
         connections: Option<Arc<Connections>>,
+        status: Status,
     ) -> Arc<Self> {
-        let this = Arc::new(Self { wired, name, started_at: Utc::now(), origin, connections });
+        let this = Arc::new(Self { wired, name, started_at: Utc::now(), origin, connections, status });
         // What the peers have must not keep all of the gateway.
         this.wired.peers.serve(SERVICE, Arc::new(Desk(Arc::downgrade(&this))));
         this
@@ -239,6 +243,30 @@ impl Gateway for Overview {
         current.endpoints().iter().map(of).collect()
     }
 
+    fn configuration(&self) -> Configuration {
+        let known = self.status.read();
+        let values = self.status.values(self.wired.current.lock().config());
+        let of = |(key, value, source): (String, serde_json::Value, ValueSource)| Setting {
+            key,
+            value,
+            source: match source {
+                ValueSource::File => SettingSource::File,
+                ValueSource::List => SettingSource::McpServers,
+                ValueSource::Flag => SettingSource::Flag,
+                ValueSource::Environment => SettingSource::Environment,
+                ValueSource::Default => SettingSource::Default,
+            },
+        };
+        Configuration {
+            instance: self.wired.peers.instance().to_string(),
+            generation: known.generation,
+            applied_at: known.applied_at,
+            files: known.files,
+            restart_needed_for: known.restart_needed_for,
+            settings: values.into_iter().map(of).collect(),
+        }
+    }
+
     async fn sessions(&self, after: Option<String>, most: usize) -> (Vec<Session>, bool) {
         // One more than is shown says whether there are more.
         let wanted = most.saturating_add(1);
@@ -286,11 +314,17 @@ impl Gateway for Overview {
 
     async fn disconnect(&self, user: &str, backend: &str) -> Result<bool, String> {
         let Some(connections) = &self.connections else { return Ok(false) };
-        if !connections.backends().iter().any(|known| known == backend) {
+        let is_known = connections.backends().iter().any(|known| known == backend);
+        if !is_known && !connections.is_by_login(backend) {
             return Ok(false);
         }
         connections.disconnect(user, backend).await.map_err(|error| error.to_string())?;
         Ok(true)
+    }
+
+    async fn forget_login(&self, user: &str) -> Result<(), String> {
+        let Some(connections) = &self.connections else { return Ok(()) };
+        connections.forget_login(user).await.map_err(|error| error.to_string())
     }
 
     async fn end_session(&self, key: &str) -> bool {

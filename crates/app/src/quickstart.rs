@@ -9,7 +9,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::cli::QuickstartArgs;
-use crate::config::{Backend, BackendKind, Config, HttpBackend};
+use crate::config::{Backend, BackendKind, Config, HttpBackend, Loaded};
 use crate::gateway::Gateway;
 use crate::listener::bind;
 use crate::{seal_key, telemetry};
@@ -79,8 +79,8 @@ pub async fn start(args: &QuickstartArgs) -> anyhow::Result<Started> {
     let demo = RunningDemo::start()?;
     let backend = Backend::new(BackendKind::Http(HttpBackend::new(demo.url.parse()?)));
     config.backends.insert("demo".to_owned(), backend);
-    let gateway =
-        Gateway::start(config, &[], Some(vec![seal_key::ephemeral()]), &GuardCommand::default()).await?;
+    let loaded = Loaded { config, ..Loaded::default() };
+    let gateway = Gateway::start(loaded, Some(vec![seal_key::ephemeral()]), &GuardCommand::default()).await?;
     Ok(Started { gateway, demo })
 }
 

@@ -12,11 +12,12 @@ use drawbridge_admin::config::{ConfigError, ConfigFile, ConfigStatus};
 use drawbridge_core::Tasks;
 use notify::{EventKind, RecursiveMode, Watcher as _};
 use parking_lot::Mutex;
+use serde_json::Value;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 
-use crate::config::{self, FileRead, Inputs, Loaded};
-use crate::live::Changes;
+use crate::config::{self, Config, FileRead, Inputs, Loaded, ValueSource, Written};
+use crate::live::{Changes, needs_restart};
 use crate::wiring::Wired;
 
 /// After a change this much time without another is waited for: several files may change together.
@@ -26,37 +27,50 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 /// What is known of the configuration that applies, and of the latest one.
 #[derive(Clone)]
-pub struct Status(Arc<Mutex<ConfigStatus>>);
+pub struct Status {
+    known: Arc<Mutex<ConfigStatus>>,
+    /// What was written at the start, and what is now.
+    written: Arc<Mutex<(Arc<Written>, Arc<Written>)>>,
+}
 
 impl Status {
-    /// The one of the start, read from `files`.
-    pub fn new(files: &[FileRead]) -> Self {
-        Self(Arc::new(Mutex::new(ConfigStatus {
+    /// The one of the start, read from `files`, in which this is `written`.
+    pub fn new(files: &[FileRead], written: Written) -> Self {
+        let written = Arc::new(written);
+        let known = ConfigStatus {
             generation: 1,
             applied_at: now(),
             files: files.iter().map(shown).collect(),
             restart_needed_for: Vec::new(),
             last_error: None,
-        })))
+        };
+        Self { known: Arc::new(Mutex::new(known)), written: Arc::new(Mutex::new((written.clone(), written))) }
+    }
+
+    /// All values of `config`, which applies, and where each is from.
+    pub(crate) fn values(&self, config: &Config) -> Vec<(String, Value, ValueSource)> {
+        let (start, latest) = self.written.lock().clone();
+        latest.sources(config, &start, needs_restart)
     }
 
     /// The status now.
     pub fn read(&self) -> ConfigStatus {
-        self.0.lock().clone()
+        self.known.lock().clone()
     }
 
-    fn applied(&self, files: &[FileRead], changes: &Changes) -> u64 {
-        let mut status = self.0.lock();
+    fn applied(&self, loaded: &Loaded, changes: &Changes) -> u64 {
+        self.written.lock().1 = Arc::new(loaded.written.clone());
+        let mut status = self.known.lock();
         status.generation += 1;
         status.applied_at = now();
-        status.files = files.iter().map(shown).collect();
+        status.files = loaded.files.iter().map(shown).collect();
         status.restart_needed_for.clone_from(&changes.restart_needed);
         status.last_error = None;
         status.generation
     }
 
     fn refused(&self, problems: Vec<String>) {
-        self.0.lock().last_error = Some(ConfigError { at: now(), problems });
+        self.known.lock().last_error = Some(ConfigError { at: now(), problems });
     }
 }
 
@@ -146,7 +160,7 @@ impl Reloader {
                 Ok(changes) => {
                     counted.applied.inc();
                     counted.is_applied();
-                    let generation = self.status.applied(&loaded.files, &changes);
+                    let generation = self.status.applied(&loaded, &changes);
                     report(generation, &loaded, &changes);
                 }
                 Err(e) => self.refuse(vec![format!("{e:#}")]),

@@ -1,11 +1,14 @@
 //! From the checked configuration to backends, endpoints and the public face.
 
+pub(crate) mod exchange;
+
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, anyhow};
 use axum::Router;
 use drawbridge_auth::fetch::Fetch;
+use drawbridge_core::accounts::Accounts;
 use drawbridge_core::audit::CallAudit;
 use drawbridge_core::credentials::Credentials;
 use drawbridge_core::event_log::EventRing;
@@ -230,12 +233,25 @@ pub(crate) struct Means {
     pins: Option<Pins>,
 }
 
+impl Means {
+    fn connections(&self) -> anyhow::Result<&Arc<Connections>> {
+        self.connections.as_ref().context("users log in in the mode `embedded` alone")
+    }
+}
+
+/// A backend that was made.
+pub(crate) struct Made {
+    pub(crate) backend: Arc<dyn Backend>,
+    /// Where each user has an account of their own: who knows whether they do.
+    pub(crate) accounts: Option<Arc<dyn Accounts>>,
+}
+
 pub(crate) fn make_backend(
     config: &Config,
     name: &str,
     backend: &config::Backend,
     means: &Means,
-) -> anyhow::Result<Arc<dyn Backend>> {
+) -> anyhow::Result<Made> {
     let (tasks, peers) = (&means.tasks, &means.peers);
     let name = BackendName::parse(name).ok_or_else(|| anyhow!("not a name"))?;
     let mut options = Options {
@@ -264,7 +280,7 @@ pub(crate) fn make_backend(
         metrics: means.metrics.backend(name.as_str()),
         ..Options::new(name.clone())
     };
-    Ok(match &backend.kind {
+    let made = match &backend.kind {
         BackendKind::Http(http) => {
             let target = Target::parse(http.url.as_str())?;
             let outbound =
@@ -274,8 +290,9 @@ pub(crate) fn make_backend(
                 Transport::StreamableHttp => TransportChoice::StreamableHttp,
                 Transport::Sse => TransportChoice::Sse,
             };
-            let proof = proof(config, &name, http, means)?;
-            HttpBackend::new(target, proof, transport, outbound, options, tasks.clone())
+            let (proof, accounts) = proof(config, &name, http, means)?;
+            let made = HttpBackend::new(target, proof, transport, outbound, options, tasks.clone());
+            return Ok(Made { backend: made, accounts });
         }
         BackendKind::Stdio(stdio) => {
             options.start_timeout = stdio.start_timeout;
@@ -295,7 +312,8 @@ pub(crate) fn make_backend(
             };
             StdioBackend::new(spec, means.guard.clone(), limits, means.cap.clone(), options, tasks.clone())
         }
-    })
+    };
+    Ok(Made { backend: made, accounts: None })
 }
 
 /// How the collector of traces is reached.
@@ -337,13 +355,13 @@ fn outbound_options(
     }
 }
 
-/// What the gateway proves itself to a backend with.
+/// What the gateway proves itself to a backend with, and who knows whether users can be named there.
 fn proof(
     config: &Config,
     name: &BackendName,
     http: &config::HttpBackend,
     means: &Means,
-) -> anyhow::Result<Proof> {
+) -> anyhow::Result<(Proof, Option<Arc<dyn Accounts>>)> {
     let mut headers = HeaderMap::new();
     let mut changing = Vec::new();
     for (name, value) in &http.headers {
@@ -357,6 +375,7 @@ fn proof(
         headers.insert(HeaderName::from_bytes(name.as_bytes())?, value);
     }
     let mut beside: Option<Arc<dyn Credentials>> = None;
+    let mut accounts: Option<Arc<dyn Accounts>> = None;
     match &http.auth {
         None => {}
         Some(BackendAuth::Header { name, value }) => {
@@ -369,16 +388,29 @@ fn proof(
             beside = Some(Arc::new(client_credentials(config, name, http, written, means)?));
         }
         Some(BackendAuth::UserOAuth(_)) => {
-            let connections =
-                means.connections.as_ref().context("users log in in the mode `embedded` alone")?;
-            beside = Some(connections.of(name.as_str()));
+            let of_users = means.connections()?.of(name.as_str());
+            beside = Some(of_users.clone());
+            accounts = Some(of_users);
+        }
+        Some(BackendAuth::TokenExchange(written)) => {
+            let exchange = Arc::new(exchange::exchange(config, name, http, written, means)?);
+            beside = Some(exchange.clone());
+            accounts = Some(exchange);
         }
     }
     let credentials = match beside {
         beside if changing.is_empty() => beside,
         beside => Some(Arc::new(Fixed::new(changing, beside)) as Arc<dyn Credentials>),
     };
-    Ok(Proof { headers, credentials })
+    Ok((Proof { headers, credentials }, accounts))
+}
+
+fn method(written: Option<ClientAuth>) -> client_credentials::Method {
+    match written {
+        None => client_credentials::Method::Any,
+        Some(ClientAuth::Basic) => client_credentials::Method::Basic,
+        Some(ClientAuth::Post) => client_credentials::Method::Post,
+    }
 }
 
 fn client_credentials(
@@ -410,11 +442,7 @@ fn client_credentials(
         },
         client_id: written.client_id.clone(),
         secret: written.client_secret.live(),
-        method: match written.client_auth {
-            None => client_credentials::Method::Any,
-            Some(ClientAuth::Basic) => client_credentials::Method::Basic,
-            Some(ClientAuth::Post) => client_credentials::Method::Post,
-        },
+        method: method(written.client_auth),
         scopes: written.scopes.clone(),
         resource: written.resource.clone(),
     };

@@ -53,6 +53,8 @@ pub struct Link {
     pub name: String,
     /// What is to be opened in a browser. It is the user's alone.
     pub url: String,
+    /// What for, in words for the user.
+    pub purpose: String,
 }
 
 impl fmt::Debug for Link {
@@ -62,13 +64,13 @@ impl fmt::Debug for Link {
 }
 
 impl Link {
-    /// What asks a user to open it: the parameters of an elicitation, where `message` says what for.
-    pub fn elicitation(&self, message: &str) -> Bytes {
+    /// What asks a user to open it: the parameters of an elicitation.
+    pub fn elicitation(&self) -> Bytes {
         json::object([
             ("mode", &b"\"url\""[..]),
             ("elicitationId", json::encode_string(&self.name).as_bytes()),
             ("url", json::encode_string(&self.url).as_bytes()),
-            ("message", json::encode_string(message).as_bytes()),
+            ("message", json::encode_string(&self.purpose).as_bytes()),
         ])
     }
 }
@@ -85,6 +87,11 @@ pub trait Accounts: Send + Sync {
 
     /// Where that user can; `name` is what the link is known by when it is done. `None` if `whom` acts for no user.
     fn link(&self, whom: &Principal, name: &str) -> Option<String>;
+
+    /// Whether users connect by nothing but logging in at the gateway again.
+    fn is_by_login(&self) -> bool {
+        false
+    }
 
     /// Tells of each user (by id) for whom it is another than before.
     fn changes(&self) -> broadcast::Receiver<Arc<str>>;
@@ -148,7 +155,7 @@ impl Backend for Personal {
             return Ok(stranger());
         }
         match self.inner.describe(client).await {
-            Err(Fault::NotConnected { .. }) => Ok(stranger()),
+            Err(Fault::NotConnected { .. } | Fault::NotAllowed { .. }) => Ok(stranger()),
             description => description,
         }
     }
@@ -264,6 +271,7 @@ impl Guest {
         match forward(emit, self.inner.clone().call(call.clone())).await {
             // Nothing was done.
             Some(Event::Fail(Fault::NotConnected { .. })) => self.instead(&call, round),
+            Some(Event::Fail(fault @ Fault::NotAllowed { .. })) => self.denied(&call, fault),
             // A host that has not listed again; the backend itself may have such a tool.
             Some(Event::Done(reply)) if asks_for_link && reply.is_error() => {
                 told_well(&call, &self.is_done())
@@ -273,6 +281,16 @@ impl Guest {
                 backend: self.name.to_string(),
                 detail: "no answer".to_owned(),
             }),
+        }
+    }
+
+    /// The answer to a call of somebody who is not let in. That may change with another login.
+    fn denied(&self, call: &Call, fault: Fault) -> Event {
+        match call.request.method().as_ref() {
+            // For whoever asks, and not only for the program.
+            method::TOOLS_CALL => told(call, &fault.to_string()),
+            method::PROMPTS_GET | method::RESOURCES_READ => Event::Fail(fault),
+            _ => self.instead(call, 0),
         }
     }
 
@@ -309,8 +327,9 @@ impl Guest {
 
     fn tools(&self) -> Bytes {
         let name = &self.name;
+        let what = if self.accounts.is_by_login() { "sign in again for" } else { "connect an account at" };
         let text = format!(
-            "Gives a link under which the user can connect an account at {name}. Until that is done, {name} has no other tools."
+            "Gives a link under which the user can {what} {name}. Until that is done, {name} has no other tools."
         );
         let tool = json::object([
             ("name", json::encode_string(CONNECT).as_bytes()),
@@ -325,17 +344,26 @@ impl Guest {
     fn ask(&self, call: &Call, round: u32) -> Event {
         let (name, link_name) = (&self.name, format!("{:032x}", rand::random::<u128>()));
         let Some(url) = self.accounts.link(&call.client.principal, &link_name) else {
-            let text = format!("{name} needs an account of a user, and the caller acts for none.");
+            let text = format!(
+                "{name} needs an account of a user, and the caller acts for none. Call it with a user's login or token, or \
+                 use an endpoint without it."
+            );
             return told(call, &text);
         };
-        let link = Link { name: link_name, url };
-        let fault = Fault::ConnectFirst { backend: name.to_string(), link: link.clone() };
-        let params = link.elicitation(&fault.to_string());
+        let (lacks, purpose) = match self.accounts.is_by_login() {
+            true => ("needs the user to sign in again", format!("Sign in again to go on with {name}")),
+            false => (
+                "needs an account that is not connected yet",
+                format!("Connect an account at {name} to go on"),
+            ),
+        };
+        let link = Link { name: link_name, url, purpose };
+        let params = link.elicitation();
         let request = Message::request(&Id::from_text(KEY), method::ELICITATION_CREATE, &params);
         let can_be_asked = call.client.declares(&request) && call.client.version.has_url_elicitation();
         if !can_be_asked || round >= MAX_ROUNDS {
             let text = format!(
-                "{name} needs an account that is not connected yet. Ask the user to open this link in a browser, and then try again: {}",
+                "{name} {lacks}. Ask the user to open this link in a browser, and then try again: {}",
                 link.url
             );
             return told(call, &text);
@@ -351,8 +379,8 @@ impl Guest {
                 if links.len() >= MAX_LINKS {
                     links.pop_front();
                 }
-                links.push_back(link.name);
-                Event::Fail(fault)
+                links.push_back(link.name.clone());
+                Event::Fail(Fault::ConnectFirst { backend: name.to_string(), link })
             }
         }
     }
@@ -386,6 +414,10 @@ impl Guest {
                         Some(Event::Fail(Fault::NotConnected { .. })) => {
                             tokio::time::sleep(AGAIN).await;
                             break;
+                        }
+                        Some(Event::Fail(Fault::NotAllowed { .. })) => {
+                            acknowledge(emit, &wanted, &mut is_acknowledged).await;
+                            events = nothing();
                         }
                         // It tells of nothing, but the account may change.
                         Some(Event::Done(reply)) if reply.is_error() => {

@@ -148,8 +148,12 @@ pub enum Fault {
     #[error("backend \"{backend}\" needs an account that the user has not connected")]
     NotConnected { backend: String },
     /// The same, where the client can have its user do that now. What it says is for the user, and has no link in it.
-    #[error("Connect an account at {backend} to go on")]
+    #[error("{}", link.purpose)]
     ConnectFirst { backend: String, link: Link },
+    #[error(
+        "the identity provider does not allow backend \"{backend}\" for this user: ask whoever manages access in the organisation, or sign in again if that has changed"
+    )]
+    NotAllowed { backend: String },
     #[error(
         "the answer of backend \"{backend}\" is larger than the {limit} bytes that limits.{} allows", .size.key()
     )]
@@ -211,6 +215,7 @@ impl Fault {
             Self::Refused { .. } => "backend_refused",
             Self::NoCredential { .. } => "no_credential",
             Self::NotConnected { .. } | Self::ConnectFirst { .. } => "not_connected",
+            Self::NotAllowed { .. } => "not_allowed",
             Self::TooLarge { .. } => "result_too_large",
             Self::OutcomeUnknown { .. } => "outcome_unknown",
             Self::Busy { .. } => "busy",
@@ -228,7 +233,7 @@ impl Fault {
     }
 
     /// All codes, for the documentation test.
-    pub const CODES: [&'static str; 15] = [
+    pub const CODES: [&'static str; 16] = [
         "backend_unreachable",
         "backend_not_started",
         "backend_timeout",
@@ -236,6 +241,7 @@ impl Fault {
         "backend_refused",
         "no_credential",
         "not_connected",
+        "not_allowed",
         "result_too_large",
         "outcome_unknown",
         "busy",
@@ -257,6 +263,7 @@ impl Fault {
             | Self::ClientRefused { .. }
             | Self::NotConnected { .. }
             | Self::ConnectFirst { .. }
+            | Self::NotAllowed { .. }
             | Self::RateLimited { .. } => Blame::Caller,
             _ => Blame::Backend,
         }
@@ -308,6 +315,7 @@ impl Fault {
             Self::Refused { .. }
             | Self::NotConnected { .. }
             | Self::ConnectFirst { .. }
+            | Self::NotAllowed { .. }
             | Self::TooLarge { .. }
             | Self::Rpc(_) => Retry::Useless,
         }
@@ -368,7 +376,11 @@ mod tests {
 
     #[test]
     fn what_is_logged_of_a_fault_has_no_link_of_a_user() {
-        let link = Link { name: "0815".to_owned(), url: "https://gw.example/connect/gh?e=sealed".to_owned() };
+        let link = Link {
+            name: "0815".to_owned(),
+            url: "https://gw.example/connect/gh?e=sealed".to_owned(),
+            purpose: "Connect an account at gh to go on".to_owned(),
+        };
         let fault = Fault::ConnectFirst { backend: "gh".to_owned(), link };
         assert!(!format!("{fault} {fault:?}").contains("sealed"));
         assert_eq!((fault.code(), fault.blame()), ("not_connected", Blame::Caller));

@@ -14,6 +14,7 @@
 //! of tokens, `sealed.rs` how they are kept, `of_users.rs` what the engine and the face of a backend see.
 
 mod linking;
+mod login;
 mod of_users;
 mod renewing;
 mod sealed;
@@ -39,6 +40,9 @@ use crate::authority::{Authorities, Server, Site};
 use crate::token::ClientIdentity;
 
 pub use linking::{Attempt, CameBack, Link, NotConnected, Shown};
+use login::Logins;
+pub(crate) use login::Subject;
+pub use login::login_site;
 pub use of_users::OfUsers;
 use sealed::Opened;
 
@@ -77,6 +81,7 @@ pub struct Connections {
     state: SharedState,
     tasks: Tasks,
     sites: RwLock<BTreeMap<String, Arc<Site>>>,
+    logins: RwLock<Logins>,
     known: Mutex<HashMap<(String, String), Known>>,
     turns: Mutex<HashMap<String, Arc<tokio::sync::Mutex<()>>>>,
     resting: Mutex<HashMap<String, (Instant, Duration)>>,
@@ -95,6 +100,7 @@ impl Connections {
             authorities,
             tasks,
             sites: RwLock::default(),
+            logins: RwLock::default(),
             known: Mutex::default(),
             turns: Mutex::default(),
             resting: Mutex::default(),
@@ -115,7 +121,8 @@ impl Connections {
     }
 
     fn site(&self, backend: &str) -> Option<Arc<Site>> {
-        self.sites.read().get(backend).cloned()
+        let site = self.sites.read().get(backend).cloned();
+        site.or_else(|| self.login_site(backend))
     }
 
     /// Credentials of users for the backend of this name, and what the engine wants to know of them.

@@ -8,6 +8,7 @@
 pub mod authority;
 pub mod client_credentials;
 pub mod connections;
+pub mod exchange;
 pub mod fixed;
 pub mod server;
 pub mod token;

@@ -82,6 +82,11 @@ impl Login {
         is_good.then_some(login)
     }
 
+    /// Whether it was with a token.
+    pub(crate) fn is_by_token(&self) -> bool {
+        self.key.is_some()
+    }
+
     /// When.
     pub(crate) fn time(&self) -> DateTime<Utc> {
         DateTime::from_timestamp(self.at, 0).unwrap_or_default()

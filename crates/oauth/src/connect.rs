@@ -6,6 +6,9 @@
 //! GET /connect/callback/gh ─▶ same browser, same user, once ─▶ kept; "return to your application"
 //! ```
 //!
+//! For backends that get what users have logged in with ([`drawbridge_credentials::exchange`]) a link lets them log in again,
+//! and nothing else.
+//!
 //! A link has no power: whoever opens another's is turned away, so that nobody connects an account to somebody else's
 //! user.
 
@@ -13,7 +16,7 @@ use std::time::Duration;
 
 use axum::body::Body;
 use axum::extract::{Path, State};
-use chrono::Utc;
+use chrono::{TimeDelta, Utc};
 use drawbridge_auth::records::User;
 use drawbridge_auth::token;
 use drawbridge_auth::vault::ConnectionStatus;
@@ -36,6 +39,8 @@ use crate::text::{Text, printable};
 const LIFETIME: i64 = 600;
 /// An answer is remembered for so long, which is longer than it is good.
 const ONCE: Duration = Duration::from_secs(900);
+/// Whoever has logged in within this time need not do so again.
+const JUST: TimeDelta = TimeDelta::seconds(60);
 /// A link is no longer than this many bytes.
 const MAX_LINK: usize = 2048;
 
@@ -155,6 +160,14 @@ impl Visitor<'_> {
         }
     }
 
+    /// Whether the user comes from logging in, and what that gave is there.
+    async fn has_just_logged_in(&self, headers: &HeaderMap) -> bool {
+        let login = Login::of(self.inner, headers, &self.browser);
+        let is_recent = login.is_some_and(|login| Utc::now() - login.time() < JUST);
+        // If that can't be told, logging in again does no harm.
+        is_recent && self.connections.has_login(&self.user.id).await.unwrap_or(false)
+    }
+
     fn shown(&self) -> String {
         let user = &self.user;
         printable(user.name.as_deref().or(user.email.as_deref()).unwrap_or(&user.subject), 120)
@@ -184,7 +197,8 @@ async fn asked(
     text: &'static Text,
 ) -> Result<Response<Body>, Page> {
     let connections = inner.connections.as_ref().ok_or_else(|| Box::new(crate::not_found()))?;
-    if !connections.backends().iter().any(|known| known == backend) {
+    let is_by_login = connections.is_by_login(backend);
+    if !is_by_login && !connections.backends().iter().any(|known| known == backend) {
         return Err(Box::new(crate::not_found()));
     }
     let (mut path, mut link) = (format!("/connect/{backend}"), None);
@@ -203,7 +217,16 @@ async fn asked(
         );
         return Ok(visitor.page(StatusCode::FORBIDDEN, text.other_account));
     }
-    let (host, server) = match visitor.connections.ask(backend).await {
+    if is_by_login && visitor.has_just_logged_in(headers).await {
+        // That was all that was needed.
+        let gateway = &inner.options.resource_name;
+        return Ok(pages::page(StatusCode::OK, &Connected { text, gateway, backend }));
+    }
+    let asked = match connections.login_hosts(backend).filter(|_| is_by_login) {
+        Some(hosts) => Ok(hosts),
+        None => visitor.connections.ask(backend).await,
+    };
+    let (host, server) = match asked {
         Ok(hosts) => hosts,
         Err(why) => return Ok(visitor.why_not(backend, &why)),
     };
@@ -223,6 +246,10 @@ pub(crate) async fn go(
 ) -> Response<Body> {
     let text = Text::of(request.headers());
     match sent(&inner, &backend, request, text).await {
+        Ok((visitor, _)) if visitor.connections.is_by_login(&backend) => {
+            let errand = Errand::Visit(Visit::of(format!("/connect/{backend}"), &visitor.browser));
+            inner.ask_for_login(&errand, text).await
+        }
         Ok((visitor, _)) => {
             let whose = Whose::now(&visitor.user, &visitor.browser, &backend);
             let state = |attempt| Sealed::State { whose, attempt }.seal(&inner);

@@ -144,7 +144,10 @@ pub(crate) async fn decide(State(inner): State<Shared>, request: Request<Body>) 
     match form.get("decision") {
         Some("switch") => switch(&inner, transaction, &head.headers, text).await,
         Some("allow") => inner.grant(&transaction, &login, &form, text).await,
-        _ => inner.deny(&transaction, "the user has denied access", text),
+        _ => {
+            inner.note_consent(&login.user, &transaction, None).await;
+            inner.deny(&transaction, "the user has denied access", text)
+        }
     }
 }
 
@@ -185,12 +188,14 @@ impl Inner {
             |scope: &&String| OFFERED.contains(&scope.as_str()) && chosen.contains(&scope.as_str());
         let granted: Vec<String> = transaction.scopes.iter().filter(is_granted).cloned().collect();
         if granted.is_empty() {
+            self.note_consent(&user.id, transaction, None).await;
             return self.deny(transaction, "the user allows nothing of it", text);
         }
         let client = match self.client_of(transaction, &user, text).await {
             Ok(client) => client,
             Err(page) => return *page,
         };
+        self.note_consent(&user.id, transaction, Some(&granted)).await;
         let code = Code {
             grant: transaction.id.clone(),
             client: transaction.client.clone(),

@@ -19,6 +19,7 @@ mod introspection;
 mod limits;
 mod login;
 mod metadata;
+mod noted;
 pub mod oidc;
 pub mod options;
 mod pages;
@@ -36,6 +37,7 @@ use axum::body::Body;
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
+use drawbridge_auth::audit::AuditTrail;
 use drawbridge_auth::fetch::Fetch;
 use drawbridge_auth::records::Records;
 use drawbridge_auth::resource::Origin;
@@ -101,6 +103,8 @@ pub struct Parts {
     pub connections: Option<Arc<Connections>>,
     /// What is fetched for many is fetched by one of these.
     pub tasks: Tasks,
+    /// Who has signed in, and agreed to what.
+    pub trail: Arc<AuditTrail>,
 }
 
 pub(crate) struct Inner {
@@ -117,6 +121,7 @@ pub(crate) struct Inner {
     limiter: WithFallback,
     has_endpoint: HasEndpoint,
     connections: Option<Arc<Connections>>,
+    trail: Arc<AuditTrail>,
 }
 
 /// The documents of the resources alone: tokens are somebody else's.
@@ -152,6 +157,7 @@ pub fn server(parts: Parts) -> Router {
         limiter: WithFallback::new(parts.limiter),
         has_endpoint: parts.has_endpoint,
         connections: parts.connections,
+        trail: parts.trail,
     });
     let about_server = get(metadata::authorization_server);
     // Some clients insert the path of the endpoint, some append to it, some do neither.

@@ -1,5 +1,6 @@
 //! Who is at the browser: somebody with a sign-in token, or whoever an identity provider says it is.
 
+use std::net::IpAddr;
 use std::time::Duration;
 
 use axum::body::Body;
@@ -60,6 +61,7 @@ impl Inner {
         let browser = Browser::of(self, headers);
         let login = Login::now(user, &browser, key);
         tracing::info!(user.id = user.id, "signed in");
+        self.note_sign_in(user, login.is_by_token()).await;
         let mut response = match errand {
             Errand::Authorize(transaction) => self.ask_for_consent(*transaction, &login, text).await,
             Errand::Visit(visit) => pages::redirect(&visit.path),
@@ -116,6 +118,7 @@ pub(crate) async fn sign_in(State(inner): State<Shared>, request: Request<Body>)
                 client.address = address.map(tracing::field::display),
                 "sign-in refused"
             );
+            inner.note_turned_away("refused", why, address).await;
             inner.sign_in_page(sealed, text, true)
         }
         Err(Refused::TooOften(_)) => inner.trouble(text, StatusCode::TOO_MANY_REQUESTS, text.slow_down),
@@ -129,9 +132,10 @@ pub(crate) async fn sign_in(State(inner): State<Shared>, request: Request<Body>)
 /// `GET /login/callback`: the identity provider sends somebody back.
 pub(crate) async fn callback(State(inner): State<Shared>, request: Request<Body>) -> Response<Body> {
     let text = Text::of(request.headers());
+    let address = crate::address(&request);
     let (head, _) = request.into_parts();
     let form = Form::parse(head.uri.query().unwrap_or_default().as_bytes());
-    match came_back(&inner, &form, &head.headers, text).await {
+    match came_back(&inner, &form, &head.headers, address, text).await {
         Ok((errand, Some(user))) => inner.logged_in(errand, &user, None, &head.headers, text).await,
         Ok((errand, None)) => {
             tracing::info!("a user was not let in: disabled, or in none of the allowed groups");
@@ -146,6 +150,7 @@ async fn came_back(
     inner: &Inner,
     form: &Form,
     headers: &HeaderMap,
+    address: Option<IpAddr>,
     text: &'static Text,
 ) -> Result<(Errand, Option<User>), Box<Response<Body>>> {
     let page = |status, what| Box::new(inner.trouble(text, status, what));
@@ -170,7 +175,15 @@ async fn came_back(
         Ok(false) => return Err(page(StatusCode::BAD_REQUEST, text.expired)),
         Err(why) => return Err(unavailable(&why)),
     }
-    let claims = provider.finish(inner, form, &attempt).await.map_err(|why| match why {
+    let finished = provider.finish(inner, form, &attempt).await;
+    match &finished {
+        Err(NotSignedIn::Refused(why)) => inner.note_turned_away("refused", why, address).await,
+        Err(NotSignedIn::Denied) => {
+            inner.note_turned_away("denied", "the provider has denied access", address).await
+        }
+        Err(NotSignedIn::Unavailable(_)) | Ok(_) => {}
+    }
+    let (claims, tokens) = finished.map_err(|why| match why {
         NotSignedIn::Unavailable(why) => unavailable(&why),
         NotSignedIn::Refused(why) => {
             tracing::warn!("a login was refused: {why}");
@@ -182,6 +195,13 @@ async fn came_back(
         }
     })?;
     let user = inner.enter(&claims).await.map_err(|why| unavailable(&why))?;
+    if user.is_none() {
+        let why = format!("{} is disabled, or in none of the allowed groups", claims.subject);
+        inner.note_turned_away("not_allowed", &why, address).await;
+    }
+    if let (Some(user), Some(connections)) = (&user, &inner.connections) {
+        connections.keep_login(&user.id, &tokens).await;
+    }
     Ok((errand, user))
 }
 

@@ -1,5 +1,6 @@
 //! Login through an identity provider that speaks OpenID Connect: the gateway is a client of it, with PKCE and a nonce,
-//! and takes from it nothing but who somebody is.
+//! and takes from it who somebody is. Its tokens are for nothing else here; they may be exchanged for a backend's
+//! ([`drawbridge_credentials::exchange`]).
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -11,7 +12,7 @@ use drawbridge_auth::jwks::{self, Jwks, Location};
 use drawbridge_auth::records::UserClaims;
 use drawbridge_core::Tasks;
 use drawbridge_core::seal::Purpose;
-use drawbridge_credentials::token::{OAuthClient as OidcClient, Sender};
+use drawbridge_credentials::token::{OAuthClient as OidcClient, Sender, Tokens};
 use oauth2::{
     AuthType, AuthUrl, AuthorizationCode, ClientId, ClientSecret, CsrfToken, EndpointSet, PkceCodeChallenge,
     PkceCodeVerifier, RedirectUrl, Scope, TokenUrl,
@@ -91,13 +92,13 @@ struct Discovery {
     authorization_response_iss_parameter_supported: bool,
 }
 
-/// Exchanges a code for an ID token.
+/// Exchanges a code for an ID token, and what comes with it.
 async fn exchange(
     client: OidcClient<EndpointSet, EndpointSet>,
     fetch: Arc<dyn Fetch>,
     code: String,
     verifier: String,
-) -> Result<String, NotSignedIn> {
+) -> Result<(String, Tokens), NotSignedIn> {
     let exchanged = client
         .exchange_code(AuthorizationCode::new(code))
         .set_pkce_verifier(PkceCodeVerifier::new(verifier))
@@ -112,7 +113,8 @@ async fn exchange(
         _ => refused("the provider's answer to the code is not as it must be".to_owned()),
     })?;
     let token = tokens.extra_fields().id_token.clone();
-    token.ok_or_else(|| refused("the provider gave no ID token".to_owned()))
+    let token = token.ok_or_else(|| refused("the provider gave no ID token".to_owned()))?;
+    Ok((token, Tokens::from(&tokens)))
 }
 
 /// What the provider's metadata were when they were last asked for.
@@ -245,13 +247,13 @@ impl Provider {
         Ok(url.into())
     }
 
-    /// Who came back from the provider.
+    /// Who came back from the provider, and the tokens that it gave.
     pub(crate) async fn finish(
         &self,
         inner: &Inner,
         form: &Form,
         attempt: &Attempt,
-    ) -> Result<UserClaims, NotSignedIn> {
+    ) -> Result<(UserClaims, Tokens), NotSignedIn> {
         let refused = |why: &str| NotSignedIn::Refused(why.to_owned());
         let found = self.discover().await?;
         // Another provider's answer must not be taken for this one's (RFC 9207).
@@ -270,14 +272,14 @@ impl Provider {
         let code = form.get("code").ok_or_else(|| refused("the answer has no code"))?;
         let client = self.client(inner, &found)?;
         let (code, verifier) = (code.to_owned(), attempt.verifier.clone());
-        let token = exchange(client, self.fetch.clone(), code, verifier).await?;
+        let (token, tokens) = exchange(client, self.fetch.clone(), code, verifier).await?;
         let (issuer, client_id) = (&self.options.issuer, &self.options.client_id);
         let verified = id_token::verify(&token, &self.keys, issuer, client_id, &attempt.nonce).await;
         let claims = verified.map_err(|error| match error {
             BadIdToken::NoKeys(why) => NotSignedIn::Unavailable(why.to_string()),
             BadIdToken::Invalid(_) => NotSignedIn::Refused(error.to_string()),
         })?;
-        Ok(self.user(claims))
+        Ok((self.user(claims), tokens))
     }
 
     fn user(&self, claims: IdClaims) -> UserClaims {

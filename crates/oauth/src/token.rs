@@ -88,6 +88,7 @@ impl Inner {
         {
             tracing::warn!(grant.id = before.id, "a code was used twice; its grant is revoked");
             self.revoke_grant(&before.id, "code_reuse").await?;
+            self.note_end(before, "code_reuse").await;
         }
         Ok(())
     }
@@ -231,6 +232,7 @@ impl Inner {
                     "refresh_reuse: a refresh token was used twice; its grant is revoked"
                 );
                 self.tell_revoked(&grant.id).await?;
+                self.note_end(&grant, "refresh_reuse").await;
                 return Err(OAuthError::invalid_grant());
             }
         };
@@ -326,6 +328,7 @@ pub(crate) async fn revoke(
     let client = inner.authenticate(&head.headers, &form).await?;
     if let Some(grant) = grant.filter(|grant| grant.client == client.id && grant.revoked_at.is_none()) {
         inner.revoke_grant(&grant.id, "revoked_by_client").await?;
+        inner.note_end(&grant, "revoked_by_client").await;
         tracing::info!(grant.id = grant.id, client.id = client.id, "revoked by its client");
     }
     Ok(done())

@@ -30,8 +30,20 @@ pub struct Rules {
     pub metadata: Value,
     /// What its token endpoint answers in place of a token.
     pub fault: Option<(u16, Value)>,
+    /// What its token endpoint answers to an exchange in place of a token.
+    pub exchange_fault: Option<(u16, Value)>,
     /// What it calls itself in answers at the redirect URI; `None`: nothing.
     pub iss: Option<String>,
+}
+
+/// Makes an ID token of its claims.
+type Sign = Arc<dyn Fn(&Value) -> String + Send + Sync>;
+
+/// What an ID token has, beside the user.
+#[derive(Clone)]
+struct About {
+    issuer: String,
+    nonce: Option<String>,
 }
 
 impl Default for Rules {
@@ -42,6 +54,7 @@ impl Default for Rules {
             scope: None,
             metadata: json!({}),
             fault: None,
+            exchange_fault: None,
             iss: None,
         }
     }
@@ -53,9 +66,11 @@ struct Code {
     challenge: String,
     subject: String,
     scope: String,
+    nonce: Option<String>,
 }
 
 struct Family {
+    about: About,
     subject: String,
     client: String,
     scope: String,
@@ -66,6 +81,7 @@ struct Family {
 
 struct Access {
     subject: String,
+    is_exchanged: bool,
     until: Option<Instant>,
 }
 
@@ -80,6 +96,8 @@ struct State {
     access: HashMap<String, Access>,
     count: usize,
     asked: Vec<Form>,
+    /// Its keys, and what makes ID tokens of claims with one of them.
+    identity: Option<(Value, Sign)>,
     gate: Option<Arc<Semaphore>>,
 }
 
@@ -140,6 +158,11 @@ impl Provider {
         self.state().clients.insert(id.to_owned(), secret.map(str::to_owned));
     }
 
+    /// Lets it give ID tokens: `keys` are what others check them with.
+    pub fn identify(&self, keys: Value, sign: impl Fn(&Value) -> String + Send + Sync + 'static) {
+        self.state().identity = Some((keys, Arc::new(sign)));
+    }
+
     /// How many clients have registered or were made known.
     pub fn clients(&self) -> usize {
         self.state().clients.len()
@@ -166,6 +189,11 @@ impl Provider {
     /// Lets no access token be good any more.
     pub fn expire_all(&self) {
         self.state().access.clear();
+    }
+
+    /// Lets no access token be good any more that was got by an exchange.
+    pub fn expire_exchanged(&self) {
+        self.state().access.retain(|_, access| !access.is_exchanged);
     }
 
     /// Lets no refresh token be good any more.
@@ -224,6 +252,13 @@ fn subject_of(state: &State, authorization: &str) -> Option<String> {
     is_good.then(|| access.subject.clone())
 }
 
+/// Whose an ID token is, as it says.
+fn subject_of_id_token(token: &str) -> Option<String> {
+    let claims = URL_SAFE_NO_PAD.decode(token.split('.').nth(1)?).ok()?;
+    let claims: Value = serde_json::from_slice(&claims).ok()?;
+    Some(claims["sub"].as_str()?.to_owned())
+}
+
 async fn answer(state: Arc<Mutex<State>>, request: Request) -> Reply {
     let (path, query) = request.path.split_once('?').unwrap_or((&request.path, ""));
     match path {
@@ -239,6 +274,10 @@ async fn answer(state: Arc<Mutex<State>>, request: Request) -> Reply {
                 None => None,
             };
             token(&state, &request)
+        }
+        "/keys" => {
+            let keys = state.lock().unwrap().identity.as_ref().map(|(keys, _)| keys.clone());
+            Reply::json(&keys.unwrap_or_else(|| json!({ "keys": [] })))
         }
         "/register" => register(&state, &request),
         "/revoke" => {
@@ -262,6 +301,7 @@ fn metadata(state: &Mutex<State>, request: &Request) -> Reply {
         "registration_endpoint": format!("{issuer}/register"),
         "revocation_endpoint": format!("{issuer}/revoke"),
         "code_challenge_methods_supported": ["S256"],
+        "jwks_uri": format!("{issuer}/keys"),
         "token_endpoint_auth_methods_supported": ["client_secret_basic", "client_secret_post", "none", "private_key_jwt"],
     });
     for (key, value) in state.rules.metadata.as_object().into_iter().flatten() {
@@ -286,7 +326,8 @@ fn authorize(state: &Mutex<State>, form: &Form) -> Result<String, String> {
     let code = format!("code-{}", state.count);
     let (subject, scope) = (state.rules.subject.clone(), form.get("scope").cloned().unwrap_or_default());
     let scope = state.rules.scope.clone().unwrap_or(scope);
-    let made = Code { client, redirect: redirect.clone(), challenge, subject, scope };
+    let nonce = form.get("nonce").cloned();
+    let made = Code { client, redirect: redirect.clone(), challenge, subject, scope, nonce };
     state.codes.insert(code.clone(), made);
     let mut to = url::Url::parse(&redirect).map_err(|e| e.to_string())?;
     to.query_pairs_mut().append_pair("code", &code).append_pair("state", &of("state")?);
@@ -350,7 +391,9 @@ fn token(state: &Mutex<State>, request: &Request) -> Reply {
             if code.client != client || code.redirect != of("redirect_uri") || !proves {
                 return error(400, "invalid_grant");
             }
+            let issuer = format!("{}://{}", state.scheme, request.header("host"));
             state.families.push(Family {
+                about: About { issuer, nonce: code.nonce.clone() },
                 subject: code.subject.clone(),
                 client,
                 scope: code.scope.clone(),
@@ -379,10 +422,28 @@ fn token(state: &Mutex<State>, request: &Request) -> Reply {
             issue(&mut state, &subject, &scope, Some(at))
         }
         "urn:ietf:params:oauth:grant-type:token-exchange" => {
-            let subject = format!("exchanged:{}", of("subject_token"));
+            if let Some((status, body)) = state.rules.exchange_fault.clone() {
+                return Reply::text(status, "application/json", body.to_string());
+            }
+            let presented = of("subject_token");
+            let subject = match of("subject_token_type") {
+                "urn:ietf:params:oauth:token-type:access_token" => {
+                    subject_of(&state, &format!("Bearer {presented}"))
+                }
+                "urn:ietf:params:oauth:token-type:id_token" => subject_of_id_token(presented),
+                _ => None,
+            };
+            let Some(subject) = subject else { return error(400, "invalid_grant") };
+            let audience = form.get("audience").or_else(|| form.get("resource"));
+            let subject = format!("{subject}@{}", audience.map(String::as_str).unwrap_or_default());
             let requested = of("requested_token_type").to_owned();
             let answer = issued(&mut state, &subject, of("scope"), None);
             let answer = answer.map(|mut answer| {
+                if let Some(token) = answer["access_token"].as_str()
+                    && let Some(access) = state.access.get_mut(token)
+                {
+                    access.is_exchanged = true;
+                }
                 answer["issued_token_type"] = json!(requested);
                 answer
             });
@@ -408,7 +469,7 @@ fn issued(state: &mut State, subject: &str, scope: &str, family: Option<usize>) 
     state.count += 1;
     let access = format!("access-{}", state.count);
     let until = state.rules.life.map(|life| Instant::now() + Duration::from_secs(life));
-    state.access.insert(access.clone(), Access { subject: subject.to_owned(), until });
+    state.access.insert(access.clone(), Access { subject: subject.to_owned(), is_exchanged: false, until });
     let mut answer = json!({ "access_token": access, "token_type": "Bearer" });
     if let Some(life) = state.rules.life {
         answer["expires_in"] = json!(life);
@@ -418,7 +479,16 @@ fn issued(state: &mut State, subject: &str, scope: &str, family: Option<usize>) 
     }
     if let Some(family) = family {
         let refresh = format!("refresh-{}", state.count);
-        state.families.get_mut(family)?.current.clone_from(&refresh);
+        let identity = state.identity.clone();
+        let of_it = state.families.get_mut(family)?;
+        of_it.current.clone_from(&refresh);
+        if let Some((_, sign)) = identity {
+            let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).ok()?.as_secs();
+            answer["id_token"] = json!(sign(&json!({
+                "iss": of_it.about.issuer, "sub": of_it.subject, "aud": of_it.client, "nonce": of_it.about.nonce,
+                "iat": now, "exp": now + state.rules.life.unwrap_or(3600),
+            })));
+        }
         answer["refresh_token"] = json!(refresh);
     }
     Some(answer)

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
 use chrono::Utc;
+use drawbridge_auth::audit::AuditTrail;
 use drawbridge_auth::fetch::{Fetch, NotFetched};
 use drawbridge_auth::records::{Records, User};
 use drawbridge_auth::resource::Origin;
@@ -144,6 +145,7 @@ impl Site {
                 has_endpoint: Arc::new(|name| name.is_none()),
                 connections: None,
                 tasks,
+                trail: Arc::new(AuditTrail::new(sql.clone())),
             });
             let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
             servers.push(Client::new(&format!("http://{}", listener.local_addr().unwrap())));

@@ -17,19 +17,26 @@ const R: &str = "http://localhost:9/mcp";
 
 /// A key of the issuer.
 #[derive(Clone)]
-struct Key {
+pub(super) struct Key {
     kid: String,
     signs: EncodingKey,
     public: Value,
 }
 
 impl Key {
-    fn fresh(kid: &str) -> Self {
+    pub(super) fn fresh(kid: &str) -> Self {
         let pair = rcgen::KeyPair::generate_for(&rcgen::PKCS_ECDSA_P256_SHA256).unwrap();
         let signs = EncodingKey::from_ec_der(&pair.serialize_der());
         let mut jwk = Jwk::from_encoding_key(&signs, Algorithm::ES256).unwrap();
         jwk.common.key_id = Some(kid.to_owned());
         Self { kid: kid.to_owned(), signs, public: serde_json::to_value(jwk).unwrap() }
+    }
+
+    /// An ID token that says this.
+    pub(super) fn id_token(&self, claims: &Value) -> String {
+        let mut header = Header::new(Algorithm::ES256);
+        header.kid = Some(self.kid.clone());
+        jsonwebtoken::encode(&header, claims, &self.signs).unwrap()
     }
 }
 
@@ -43,7 +50,7 @@ struct World {
     _demo: DemoBackend,
 }
 
-fn keys(keys: &[&Key]) -> Value {
+pub(super) fn keys(keys: &[&Key]) -> Value {
     json!({ "keys": keys.iter().map(|key| key.public.clone()).collect::<Vec<_>>() })
 }
 

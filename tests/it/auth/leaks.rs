@@ -89,9 +89,18 @@ async fn secrets_are_in_no_log_trace_metric_error_or_record() {
     let form = [("client_id", tokens.client_id.as_str()), ("token", tokens.refresh.as_str())];
     post_form(&world.client(0), "/revoke", &form).await;
 
-    for path in
-        ["audit", "tokens", "users", "clients", "grants", "instances", "backends", "endpoints", "sessions"]
-    {
+    for path in [
+        "audit",
+        "tokens",
+        "users",
+        "clients",
+        "grants",
+        "instances",
+        "backends",
+        "config",
+        "endpoints",
+        "sessions",
+    ] {
         of_others += &operator.ask(Method::GET, path, None).await.text().await;
     }
     let admin = Client::new(&world.gateways[0].admin);

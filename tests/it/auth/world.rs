@@ -85,8 +85,18 @@ impl World {
 
     /// Several that share this database and a Redis.
     pub(super) async fn several_over(count: usize, database: &str, add: impl FnOnce(Setup) -> Setup) -> Self {
+        Self::several_as(count, database, "", add).await
+    }
+
+    /// The same with more lines of `auth`.
+    pub(super) async fn several_as(
+        count: usize,
+        database: &str,
+        more: &str,
+        add: impl FnOnce(Setup) -> Setup,
+    ) -> Self {
         let (demo, redis) = (DemoBackend::start().await, RedisServer::start().await);
-        let setup = add(setup(&demo, "embedded", ""))
+        let setup = add(setup(&demo, "embedded", more))
             .config(&format!("redis: {{ url: \"{}\" }}", redis.url()))
             .config(&format!("database: {{ url: \"{database}\" }}"));
         let mut gateways = Vec::new();
@@ -219,7 +229,7 @@ pub(super) struct Tokens {
 }
 
 impl Tokens {
-    fn of(client_id: String, answer: &Value) -> Self {
+    pub(super) fn of(client_id: String, answer: &Value) -> Self {
         let text = |name: &str| answer[name].as_str().unwrap().to_owned();
         Self { client_id, access: text("access_token"), refresh: text("refresh_token") }
     }

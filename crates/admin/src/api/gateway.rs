@@ -15,6 +15,7 @@ use utoipa::{IntoParams, ToSchema};
 use super::Api;
 use super::admission::Caller;
 use super::asked::{Asked, Listed, page};
+use super::configuration::Configuration;
 use super::problem::Problem;
 
 /// What operators can see of a running gateway, and end.
@@ -26,6 +27,8 @@ pub trait Gateway: Send + Sync {
     async fn backends(&self) -> Vec<Backend>;
     /// All endpoints.
     fn endpoints(&self) -> Vec<Endpoint>;
+    /// The configuration that applies here.
+    fn configuration(&self) -> Configuration;
     /// Up to `most` of the sessions behind the one with the key `after`, by their keys, and whether there are more.
     async fn sessions(&self, after: Option<String>, most: usize) -> (Vec<Session>, bool);
     /// Ends a session at all instances. `false` for what is no key of one.
@@ -42,6 +45,12 @@ pub trait Gateway: Send + Sync {
     ///
     /// Why that can't be done now.
     async fn disconnect(&self, user: &str, backend: &str) -> Result<bool, String>;
+    /// Forgets what a user has logged in with at the identity provider, and what was got with it.
+    ///
+    /// # Errors
+    ///
+    /// Why that can't be done now.
+    async fn forget_login(&self, user: &str) -> Result<(), String>;
 }
 
 /// A backend at which users have accounts of their own, and what one of them has there.
@@ -179,7 +188,7 @@ pub(crate) struct Part {
     limit: Option<u32>,
 }
 
-fn running(api: &Api) -> Result<&dyn Gateway, Problem> {
+pub(super) fn running(api: &Api) -> Result<&dyn Gateway, Problem> {
     let none = || Problem::not_found("this is the database alone: ask a gateway that runs");
     api.gateway.as_deref().ok_or_else(none)
 }

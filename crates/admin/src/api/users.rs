@@ -226,6 +226,9 @@ async fn set_disabled(
     let action = if disabled { "user.disable" } else { "user.enable" };
     let detail = json!({ "before": before.disabled_at, "after": after.disabled_at });
     api.note(caller, action, id, detail).await?;
+    if disabled {
+        forget_login(api, id).await?;
+    }
     let mut response = tagged(&tag(&after), User::from(after));
     mark(&mut response, told);
     Ok(response)
@@ -248,9 +251,18 @@ pub(crate) async fn revoke_all(
     let told = api.revoke(&[tokens, grants, vec![RevocationKey::user(&id, version)]].concat()).await?;
     let detail = json!({ "tokens": all.tokens, "grants": all.grants });
     api.note(&caller, "user.revoke_all", &id, detail).await?;
+    forget_login(&api, &id).await?;
     let mut response = Json(all).into_response();
     mark(&mut response, told);
     Ok(response)
+}
+
+/// What a user has logged in with is of no more use to the gateway.
+async fn forget_login(api: &Api, user: &str) -> Result<(), Problem> {
+    match &api.gateway {
+        Some(gateway) => gateway.forget_login(user).await.map_err(Problem::unavailable),
+        None => Ok(()),
+    }
 }
 
 async fn revoke_tokens(api: &Api, caller: &Caller, user: &str) -> Result<Vec<RevocationKey>, Problem> {

@@ -14,7 +14,8 @@ use ipnet::IpNet;
 use url::Url;
 
 use super::raw::{
-    AuthMode, ClientAuth, Era, LogFormat, OtlpProtocol, RegistrationPolicy, SessionScope, Transport,
+    AuthMode, ClientAuth, Era, LogFormat, OtlpProtocol, RegistrationPolicy, SessionScope, SubjectToken,
+    Transport,
 };
 use super::secret::{self, SealKey, Secret};
 
@@ -541,7 +542,8 @@ pub struct Backend {
 impl Backend {
     /// Whether each user has an account of their own there.
     pub fn is_personal(&self) -> bool {
-        matches!(&self.kind, BackendKind::Http(http) if matches!(http.auth, Some(BackendAuth::UserOAuth(_))))
+        let BackendKind::Http(http) = &self.kind else { return false };
+        matches!(http.auth, Some(BackendAuth::UserOAuth(_) | BackendAuth::TokenExchange(_)))
     }
 
     /// A backend of a kind with the default deadlines.
@@ -606,6 +608,27 @@ pub enum BackendAuth {
     ClientCredentials(ClientCredentials),
     /// An access token of each user's own.
     UserOAuth(UserOAuth),
+    /// An access token for each user, got with their login.
+    TokenExchange(TokenExchange),
+}
+
+/// How the gateway exchanges what users have logged in with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TokenExchange {
+    /// Where; `None`: at the identity provider that users log in with.
+    pub from: Option<TokenSource>,
+    /// The gateway's id and secret there; `None`: those at that provider.
+    pub client: Option<(String, Option<Secret>)>,
+    /// How the secret is shown; `None`: as the server's metadata say.
+    pub client_auth: Option<ClientAuth>,
+    /// Which token is exchanged.
+    pub subject_token: SubjectToken,
+    /// Whom the new one is for, by a name.
+    pub audience: Option<String>,
+    /// Whom it is for, by a URL.
+    pub resource: Option<String>,
+    /// What is asked for.
+    pub scopes: Vec<String>,
 }
 
 /// How users connect their accounts.

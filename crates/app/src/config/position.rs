@@ -60,6 +60,11 @@ impl Positions {
         }
     }
 
+    /// The paths of all keys.
+    pub(super) fn all(&self) -> impl Iterator<Item = &str> {
+        self.places.keys().map(String::as_str)
+    }
+
     /// Whether one of these paths is in the file.
     pub(super) fn has_any(&self, paths: &[&str]) -> bool {
         paths.iter().any(|path| self.places.contains_key(*path))

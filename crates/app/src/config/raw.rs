@@ -9,8 +9,8 @@ use std::num::{NonZeroU32, NonZeroUsize};
 use std::path::PathBuf;
 
 use schemars::JsonSchema;
-use serde::Deserialize;
 use serde::de::IgnoredAny;
+use serde::{Deserialize, Serialize};
 
 use super::value::{ByteSize, Retention, SecretSource, Span};
 
@@ -255,7 +255,7 @@ pub(super) struct Registration {
 }
 
 /// Who may register.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum RegistrationPolicy {
     /// Anybody.
@@ -285,7 +285,7 @@ pub(super) struct Login {
 }
 
 /// How callers prove who they are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum AuthMode {
     /// Anyone who reaches the listener may call.
@@ -309,7 +309,7 @@ pub(super) struct Log {
 }
 
 /// The form of the log.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum LogFormat {
     /// For people.
@@ -343,7 +343,7 @@ pub(super) struct Otlp {
 }
 
 /// How a collector is spoken to.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum OtlpProtocol {
     /// Protobuf over HTTP, usually at port 4318.
@@ -596,16 +596,20 @@ pub(super) struct BackendAuth {
     pub(super) password: Option<SecretSource>,
     /// OAuth: the authorization server, exactly as in its metadata.
     pub(super) issuer: Option<String>,
-    /// `client_credentials`: where tokens are, in place of `issuer`.
+    /// `client_credentials`, `token_exchange`: where tokens are, in place of `issuer`.
     pub(super) token_endpoint: Option<String>,
     /// OAuth: the gateway's id there.
     pub(super) client_id: Option<String>,
     /// OAuth: the gateway's secret there.
     pub(super) client_secret: Option<SecretSource>,
-    /// `client_credentials`: how the secret is shown; default as the server's metadata say.
+    /// `client_credentials`, `token_exchange`: how the secret is shown; default as the server's metadata say.
     pub(super) client_auth: Option<ClientAuth>,
     /// OAuth: what is asked for.
     pub(super) scopes: Option<Vec<String>>,
+    /// `token_exchange`: whom the token is for, by the name that the server has for it.
+    pub(super) audience: Option<String>,
+    /// `token_exchange`: which token of a user's login is exchanged; default `access_token`.
+    pub(super) subject_token: Option<SubjectToken>,
     /// OAuth: what the token is for (RFC 8707); default the backend's `url`. Empty where the server does not know that.
     pub(super) resource: Option<String>,
 }
@@ -620,13 +624,26 @@ pub(super) enum BackendAuthKind {
     Basic,
     /// An access token that the gateway gets in its own name.
     ClientCredentials,
+    /// An access token for each user, that is got with what they have logged in with (RFC 8693).
+    TokenExchange,
     /// An access token of each user's own: they connect their accounts in a browser.
     #[serde(rename = "user_oauth")]
     UserOAuth,
 }
 
+/// A token that an identity provider gives when a user logs in.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum SubjectToken {
+    /// The access token.
+    #[default]
+    AccessToken,
+    /// The ID token.
+    IdToken,
+}
+
 /// How a client shows its secret.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ClientAuth {
     /// By HTTP Basic.
@@ -649,7 +666,7 @@ pub(super) enum Argument {
 }
 
 /// How an HTTP backend is spoken to.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Transport {
     /// Streamable HTTP is tried first, then HTTP+SSE.
@@ -662,7 +679,7 @@ pub enum Transport {
 }
 
 /// Protocol generation of a backend.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Era {
     /// Found out by asking the backend.
@@ -675,7 +692,7 @@ pub enum Era {
 }
 
 /// With whom a client shares its session at a backend that has sessions.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum SessionScope {
     /// With nobody; stateless clients share one per principal.

@@ -39,6 +39,11 @@ impl Secret {
         self.file.is_some()
     }
 
+    /// Where it is kept, if that is a file.
+    pub(super) fn file(&self) -> Option<&Path> {
+        self.file.as_deref()
+    }
+
     /// The value as it is whenever it is needed: a file that was changed is read again.
     pub fn live(&self) -> drawbridge_credentials::Secret {
         match &self.file {

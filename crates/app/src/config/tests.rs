@@ -5,6 +5,7 @@ mod documents;
 mod good;
 mod imported;
 mod schema;
+mod shown;
 
 use std::collections::HashMap;
 

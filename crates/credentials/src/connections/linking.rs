@@ -139,7 +139,7 @@ impl Connections {
                 since: row.map(|row| row.created_at),
             }
         });
-        Ok(shown.collect())
+        Ok(shown.chain(self.shown_logins(&rows)).collect())
     }
 
     /// What there is to show of one backend: its host, and that of its server.
@@ -288,9 +288,16 @@ impl Connections {
     ///
     /// If it can't be forgotten.
     pub async fn disconnect(&self, user: &str, backend: &str) -> Result<(), NotConnected> {
-        let Some(row) = self.vault.remove_connection(user, backend).await? else { return Ok(()) };
+        let kept_as = self.kept_as(backend);
+        let Some(row) = self.vault.remove_connection(user, kept_as).await? else { return Ok(()) };
         tracing::info!(backend.name = backend, user.id = user, "disconnected");
-        self.tell(user, backend, true).await;
+        self.tell(user, kept_as, true).await;
+        self.revoke_there(row).await;
+        Ok(())
+    }
+
+    /// Tells the server of a connection that its tokens are no longer needed, if that can be.
+    pub(super) async fn revoke_there(&self, row: Connection) {
         let parties = self.parties(&row).await;
         if let (Ok((_, server, client)), Some(opened)) = (parties, self.open(row))
             && let Some(endpoint) = &server.metadata.revocation_endpoint
@@ -307,6 +314,5 @@ impl Connections {
                 Err(error) => tracing::warn!("a token is not revoked at its server: {error}"),
             }
         }
-        Ok(())
     }
 }

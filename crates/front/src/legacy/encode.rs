@@ -86,9 +86,8 @@ fn failure(call: &InFlight, fault: &Fault) -> Payload {
 /// A fault as this era says it (MCP 2025-11-25, elicitation § URL mode).
 fn error_of(fault: &Fault) -> RpcError {
     let Fault::ConnectFirst { link, .. } = fault else { return fault.to_rpc_error() };
-    let message = fault.to_string();
-    let asks = json::array([&link.elicitation(&message)[..]]);
-    RpcError::new(code::URL_ELICITATION_REQUIRED, message)
+    let asks = json::array([&link.elicitation()[..]]);
+    RpcError::new(code::URL_ELICITATION_REQUIRED, fault.to_string())
         .with_data(json::object([("elicitations", &asks[..])]))
 }
 

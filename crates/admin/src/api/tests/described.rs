@@ -45,5 +45,5 @@ fn operations_have_names_of_their_own_and_failures_are_problems() {
             }
         }
     }
-    assert_eq!(names.len(), 29);
+    assert_eq!(names.len(), 30);
 }

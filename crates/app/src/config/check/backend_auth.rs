@@ -1,5 +1,7 @@
 //! Checks of what the gateway proves itself to a backend with.
 
+mod exchange;
+
 use std::collections::BTreeMap;
 
 use url::Url;
@@ -20,6 +22,17 @@ fn keys(kind: BackendAuthKind) -> &'static [&'static str] {
             &["issuer", "token_endpoint", "client_id", "client_secret", "client_auth", "scopes", "resource"]
         }
         BackendAuthKind::UserOAuth => &["issuer", "client_id", "client_secret", "scopes", "resource"],
+        BackendAuthKind::TokenExchange => &[
+            "issuer",
+            "token_endpoint",
+            "client_id",
+            "client_secret",
+            "client_auth",
+            "scopes",
+            "resource",
+            "audience",
+            "subject_token",
+        ],
     }
 }
 
@@ -36,6 +49,8 @@ fn written(raw: &raw::BackendAuth) -> Vec<&'static str> {
         ("client_auth", raw.client_auth.is_some()),
         ("scopes", raw.scopes.is_some()),
         ("resource", raw.resource.is_some()),
+        ("audience", raw.audience.is_some()),
+        ("subject_token", raw.subject_token.is_some()),
     ];
     all.into_iter().filter(|(_, is_there)| *is_there).map(|(key, _)| key).collect()
 }
@@ -77,6 +92,9 @@ pub(super) fn backend_auth(
             BackendAuth::ClientCredentials(client_credentials(checker, &path, raw, url)?)
         }
         BackendAuthKind::UserOAuth => BackendAuth::UserOAuth(user_oauth(checker, &path, raw, url)?),
+        BackendAuthKind::TokenExchange => {
+            BackendAuth::TokenExchange(exchange::token_exchange(checker, &path, raw, url)?)
+        }
     };
     if headers.contains_key(&name) {
         let hint = "keep one of the two";
@@ -99,7 +117,31 @@ fn client_credentials(
     raw: raw::BackendAuth,
     url: Option<&Url>,
 ) -> Option<ClientCredentials> {
-    let from = match (raw.token_endpoint, raw.issuer) {
+    let from = token_source(checker, path, raw.token_endpoint, raw.issuer)?;
+    let client_id = needed(checker, path, "client_id", raw.client_id)?;
+    let secret = needed(checker, path, "client_secret", raw.client_secret)?;
+    Some(ClientCredentials {
+        client_id,
+        client_secret: checker.secret(&format!("{path}.client_secret"), secret)?,
+        client_auth: raw.client_auth,
+        scopes: scopes(checker, path, raw.scopes),
+        // What the backend says of itself is better than its URL.
+        resource: match (&from, raw.resource) {
+            (TokenSource::Backend, None) => None,
+            (_, written) => resource(checker, path, written, url),
+        },
+        from,
+    })
+}
+
+/// Where tokens are: where the backend says, if nothing is written.
+fn token_source(
+    checker: &mut Checker<'_>,
+    path: &str,
+    endpoint: Option<String>,
+    issuer: Option<String>,
+) -> Option<TokenSource> {
+    Some(match (endpoint, issuer) {
         (Some(endpoint), None) => {
             server_url(checker, &format!("{path}.token_endpoint"), &endpoint);
             TokenSource::Endpoint(endpoint)
@@ -114,20 +156,6 @@ fn client_credentials(
             return None;
         }
         (None, None) => TokenSource::Backend,
-    };
-    let client_id = needed(checker, path, "client_id", raw.client_id)?;
-    let secret = needed(checker, path, "client_secret", raw.client_secret)?;
-    Some(ClientCredentials {
-        client_id,
-        client_secret: checker.secret(&format!("{path}.client_secret"), secret)?,
-        client_auth: raw.client_auth,
-        scopes: scopes(checker, path, raw.scopes),
-        // What the backend says of itself is better than its URL.
-        resource: match (&from, raw.resource) {
-            (TokenSource::Backend, None) => None,
-            (_, written) => resource(checker, path, written, url),
-        },
-        from,
     })
 }
 
@@ -178,6 +206,7 @@ pub(super) fn all(checker: &mut Checker<'_>, config: &Config) {
             let hint = "remove the key, or use `principal`";
             checker.problem(&path, "users with accounts of their own can't share a session", hint);
         }
+        exchange::login(checker, config, name, backend);
     }
 }
 

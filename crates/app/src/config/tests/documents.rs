@@ -11,10 +11,19 @@ use crate::config::{Backend, BackendKind, Config, HttpBackend, StdioBackend};
 const REFERENCE: &str = include_str!("../../../../../docs/configuration.md");
 const EXAMPLE: &str = include_str!("../reference.yaml");
 
+#[derive(Default)]
+struct Found {
+    all: BTreeSet<String>,
+    secrets: BTreeSet<String>,
+}
+
 /// The paths of all keys of a schema, with `NAME` for names that the operator chooses. The forms of a secret
 /// are the same everywhere and have no path of their own.
-fn paths(root: &Value, schema: &Value, path: &str, found: &mut BTreeSet<String>) {
+fn paths(root: &Value, schema: &Value, path: &str, found: &mut Found) {
     let reference = schema.get("$ref").and_then(Value::as_str);
+    if reference.is_some_and(|reference| reference.ends_with("/Secret")) {
+        found.secrets.insert(path.to_owned());
+    }
     if let Some(reference) = reference.filter(|reference| !reference.ends_with("/Secret")) {
         let target = root.pointer(reference.trim_start_matches('#')).unwrap();
         paths(root, target, path, found);
@@ -33,15 +42,23 @@ fn paths(root: &Value, schema: &Value, path: &str, found: &mut BTreeSet<String>)
     for (key, value) in schema.get("properties").and_then(Value::as_object).into_iter().flatten() {
         let path = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
         paths(root, value, &path, found);
-        found.insert(path);
+        found.all.insert(path);
     }
 }
 
-fn all_paths() -> BTreeSet<String> {
+/// The paths of all secrets, with `NAME` where one has a name of the operator's.
+pub(super) fn secret_paths() -> BTreeSet<String> {
     let schema = generate();
-    let mut found = BTreeSet::new();
+    let mut found = Found::default();
     paths(&schema, &schema, "", &mut found);
-    found
+    found.secrets
+}
+
+pub(super) fn all_paths() -> BTreeSet<String> {
+    let schema = generate();
+    let mut found = Found::default();
+    paths(&schema, &schema, "", &mut found);
+    found.all
 }
 
 #[test]

@@ -359,6 +359,32 @@ broken_files! {
           hint: add `client_id`
     "#;
 
+    tokens_to_exchange_where_nobody_has_any = "auth: { mode: embedded }\nbackends:\n  t:\n    url: http://a/mcp\n    auth: { kind: token_exchange, client_secret: x, value: y }\n  u:\n    url: http://a/mcp\n    session_scope: shared\n    auth: { kind: token_exchange, issuer: https://a, token_endpoint: https://a/t }\n"
+    says r#"
+        drawbridge.yaml:5:13: backends.t.auth.kind: users have nothing that could be exchanged
+          hint: name the identity provider that users log in with: `auth: { mode: embedded, login: { issuer: https://login.example.com, client_id: drawbridge } }`
+        drawbridge.yaml:5:35: backends.t.auth.client_secret: a secret without an id
+          hint: add `client_id`
+        drawbridge.yaml:5:53: backends.t.auth.value: this key goes with another kind
+          hint: remove the key
+        drawbridge.yaml:9:5: backends.u.auth: tokens are at `token_endpoint` or where `issuer` says, not both
+          hint: keep `issuer` where the server has metadata, `token_endpoint` where it has none
+    "#;
+
+    tokens_to_exchange_where_nobody_logs_in = "auth: { mode: tokens }\nbackends:\n  t:\n    url: http://a/mcp\n    session_scope: shared\n    auth: { kind: token_exchange }\n"
+    says r#"
+        drawbridge.yaml:5:5: backends.t.session_scope: users with accounts of their own can't share a session
+          hint: remove the key, or use `principal`
+        drawbridge.yaml:6:13: backends.t.auth.kind: users have accounts only where the gateway logs them in
+          hint: users log in in a browser: set `auth: { mode: embedded }`
+    "#;
+
+    a_secret_for_another_server = "auth:\n  mode: embedded\n  login: { issuer: https://id.example, client_id: g, client_secret: x }\nbackends:\n  t:\n    url: http://a/mcp\n    auth: { kind: token_exchange, issuer: https://other.example }\n  u:\n    url: http://a/mcp\n    auth: { kind: token_exchange, issuer: https://id.example }\n  v:\n    url: http://a/mcp\n    auth: { kind: token_exchange, token_endpoint: https://other.example/t, client_id: h }\n"
+    says r#"
+        drawbridge.yaml:7:5: backends.t.auth: this kind needs `client_id` at a server that users don't log in with
+          hint: add `client_id`, as the gateway is known at that server
+    "#;
+
     several_at_once = "redis: { url: \"redis://a\" }\nauth: { mode: tokens }\nbackends:\n  b: { url: x }\nendpoints:\n  e: { backends: [c] }\n"
     says r#"
         drawbridge.yaml:1:1: database: instances that share Redis need a database that they share, for tokens and logins

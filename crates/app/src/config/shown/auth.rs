@@ -1,0 +1,73 @@
+//! Who may call.
+
+use serde_json::Value;
+
+use super::{Sheet, told};
+use crate::config::model::{Auth, External, Introspection, Login};
+
+pub(super) fn auth(sheet: &mut Sheet, auth: &Auth) {
+    let Auth {
+        mode,
+        name,
+        access_token_ttl,
+        refresh_idle_ttl,
+        refresh_absolute_ttl,
+        refresh_grace,
+        registration,
+        client_documents,
+        client_document_hosts,
+        redirect_uris,
+        login,
+        introspection_clients,
+        external,
+    } = auth;
+    sheet.put("auth.mode", mode);
+    sheet.put("auth.name", name);
+    sheet.span("auth.access_token_ttl", *access_token_ttl);
+    sheet.span("auth.refresh_idle_ttl", *refresh_idle_ttl);
+    sheet.span("auth.refresh_absolute_ttl", *refresh_absolute_ttl);
+    sheet.span("auth.refresh_grace", *refresh_grace);
+    sheet.put("auth.registration.dcr", registration);
+    sheet.put("auth.registration.cimd", client_documents);
+    sheet.put("auth.registration.cimd_hosts", client_document_hosts);
+    sheet.put("auth.registration.redirect_uris", redirect_uris);
+    match login {
+        Some(provider) => self::login(sheet, provider),
+        None => sheet.put("auth.login", Value::Null),
+    }
+    for (index, (id, secret)) in introspection_clients.iter().enumerate() {
+        let key = format!("auth.introspection_clients[{index}]");
+        sheet.put(&format!("{key}.id"), id);
+        sheet.put(&format!("{key}.secret"), told(secret));
+    }
+    for (index, issuer) in external.iter().enumerate() {
+        self::external(sheet, &format!("auth.external[{index}]"), issuer);
+    }
+}
+
+fn login(sheet: &mut Sheet, login: &Login) {
+    let Login { issuer, client_id, client_secret, scopes, groups_claim, allowed_groups } = login;
+    sheet.address("auth.login.issuer", Some(issuer));
+    sheet.put("auth.login.client_id", client_id);
+    sheet.secret("auth.login.client_secret", client_secret.as_ref());
+    sheet.put("auth.login.scopes", scopes);
+    sheet.put("auth.login.groups_claim", groups_claim);
+    sheet.put("auth.login.allowed_groups", allowed_groups);
+}
+
+fn external(sheet: &mut Sheet, key: &str, external: &External) {
+    let External { issuer, audiences, algorithms, types, jwks_uri, client_ids, max_lifetime, introspection } =
+        external;
+    sheet.address(&format!("{key}.issuer"), Some(issuer));
+    sheet.put(&format!("{key}.audiences"), audiences);
+    sheet.put(&format!("{key}.algorithms"), algorithms);
+    sheet.put(&format!("{key}.types"), types);
+    sheet.address(&format!("{key}.jwks_uri"), jwks_uri.as_deref());
+    sheet.put(&format!("{key}.client_ids"), client_ids);
+    sheet.span(&format!("{key}.max_lifetime"), *max_lifetime);
+    if let Some(Introspection { url, client_id, client_secret }) = introspection {
+        sheet.address(&format!("{key}.introspection.url"), Some(url));
+        sheet.put(&format!("{key}.introspection.client_id"), client_id);
+        sheet.secret(&format!("{key}.introspection.client_secret"), Some(client_secret));
+    }
+}

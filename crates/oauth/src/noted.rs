@@ -1,0 +1,71 @@
+//! What of logins goes into the audit trail: who has signed in, who was not let in, what users have agreed to, and what
+//! clients have ended. An entry that can't be written keeps nobody out: the trail says that one is missing.
+
+use std::net::IpAddr;
+
+use drawbridge_auth::audit::Event;
+use drawbridge_auth::records::{Grant, User};
+use serde_json::{Value, json};
+
+use crate::Inner;
+use crate::text::printable;
+use crate::transaction::Transaction;
+
+/// Somebody signs in, or is not let in.
+const SIGN_IN: &str = "user.sign_in";
+/// Of whom nothing is known.
+const NOBODY: &str = "anonymous";
+
+impl Inner {
+    async fn note(&self, event: Event<'_>) {
+        let (actor, action, target, outcome) = (event.actor, event.action, event.target, event.outcome);
+        let noted = self.trail.append(std::slice::from_ref(&event)).await;
+        if let Err(error) = noted {
+            tracing::error!(actor, action, target, outcome, "it is not in the audit trail: {error}");
+        }
+    }
+
+    /// A user has signed in.
+    pub(crate) async fn note_sign_in(&self, user: &User, by_token: bool) {
+        let (actor, detail) = (format!("user:{}", user.id), json!({ "with": with(by_token) }));
+        self.note(Event { actor: &actor, action: SIGN_IN, target: &user.id, outcome: "ok", detail }).await;
+    }
+
+    /// Somebody was not let in.
+    pub(crate) async fn note_turned_away(&self, outcome: &str, why: &str, address: Option<IpAddr>) {
+        let address = address.map(|address| address.to_canonical().to_string());
+        let by_token = self.provider.is_none();
+        let detail = json!({ "with": with(by_token), "why": printable(why, 200), "address": address });
+        self.note(Event { actor: NOBODY, action: SIGN_IN, target: "", outcome, detail }).await;
+    }
+
+    /// A user has answered what a client wants.
+    pub(crate) async fn note_consent(
+        &self,
+        user: &str,
+        transaction: &Transaction,
+        granted: Option<&[String]>,
+    ) {
+        let actor = format!("user:{user}");
+        let action = if granted.is_some() { "consent.give" } else { "consent.deny" };
+        let mut detail = json!({ "endpoint": transaction.endpoint, "redirect_uri": printable(&transaction.redirect_uri, 200) });
+        if let Some(scopes) = granted {
+            detail["grant"] = json!(transaction.id);
+            detail["scopes"] = json!(scopes);
+        }
+        let target = printable(&transaction.client, 256);
+        self.note(Event { actor: &actor, action, target: &target, outcome: "ok", detail }).await;
+    }
+
+    /// A client has ended what it was granted, or what it did has.
+    pub(crate) async fn note_end(&self, grant: &Grant, reason: &str) {
+        let actor = format!("client:{}", printable(&grant.client, 256));
+        let detail = json!({ "reason": reason, "user": grant.user });
+        self.note(Event { actor: &actor, action: "grant.revoke", target: &grant.id, outcome: "ok", detail })
+            .await;
+    }
+}
+
+fn with(by_token: bool) -> Value {
+    json!(if by_token { "token" } else { "provider" })
+}
