@@ -126,7 +126,7 @@ impl Gateway {
             let listener = TcpListener::from_std(public)?;
             let enough_for = open_files.connections();
             if enough_for < config.limits.max_connections {
-                tracing::warn!(
+                tracing::info!(
                     open_files = open_files.limit,
                     connections = enough_for,
                     "this process may open too few files for limits.max_connections; allow it more (ulimit -n, \

@@ -285,8 +285,8 @@ impl Fault {
                 "look at the credentials that its configuration sends (headers, or auth), and what they may there"
             }
             Self::NoCredential { .. } => {
-                "look in the log why there is no token (auth): whether its authorization server runs and knows the \
-                 gateway's client_id and secret, and whether the database does"
+                "look in the log why there is no token: whether the authorization server that is named runs, and takes \
+                 what auth of the backend says (client_id, client_secret, scopes, resource, audience); or the database"
             }
             Self::TooLarge { .. } => "raise the limit that is named, or let it answer in pages",
             Self::OutcomeUnknown { .. } => "look why it closes connections or ends: its own log says more",

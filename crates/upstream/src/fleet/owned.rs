@@ -19,10 +19,12 @@ use drawbridge_core::fleet::{Channel, Held, Ownership, Peers, Service};
 use drawbridge_core::state::{InstanceId, NotSent};
 use drawbridge_core::{Conversation, Description, Fault, Tasks};
 use drawbridge_wire::Message;
-use futures_util::StreamExt as _;
+use futures_util::future::ready;
+use futures_util::{StreamExt as _, stream};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
+use tokio_util::future::FutureExt as _;
 use tokio_util::sync::CancellationToken;
 
 use super::{Ears, Home, Said};
@@ -278,7 +280,9 @@ impl Service for Desk {
             Op::Hear => {
                 let (ear, events) = kept.ears.enter(true);
                 kept.adjust();
-                relay::tell(channel, events).await;
+                // The first word says that nothing is missed from now on.
+                let begun = stream::once(ready(Event::Begun));
+                relay::tell(channel, Box::pin(begun.chain(events))).await;
                 drop(ear);
                 kept.adjust();
                 kept.touch();
@@ -324,6 +328,8 @@ pub(crate) struct Owned {
     changed: Notify,
     /// A task sees to it that the client hears.
     hearing: AtomicBool,
+    /// It does: nothing that comes from now on is missed.
+    is_heard: watch::Sender<bool>,
     closed: CancellationToken,
 }
 
@@ -347,6 +353,7 @@ impl Owned {
             listening: AtomicBool::new(false),
             changed: Notify::new(),
             hearing: AtomicBool::new(false),
+            is_heard: watch::Sender::new(false),
             closed: CancellationToken::new(),
         })
     }
@@ -470,6 +477,7 @@ impl Owned {
                 let mut missed = false;
                 while owned.listening.load(Ordering::Acquire) {
                     missed = owned.hear_once(missed).await;
+                    owned.is_heard.send_replace(false);
                 }
             };
             tokio::select! {
@@ -496,6 +504,7 @@ impl Owned {
             Ok(Place::Here(kept, taken_over)) => {
                 kept.listening.store(self.listening.load(Ordering::Acquire), Ordering::Release);
                 kept.adjust();
+                self.is_heard.send_replace(true);
                 if missed || taken_over {
                     self.tell_everything(kept.conversation.clone().handshake().await);
                 }
@@ -511,16 +520,8 @@ impl Owned {
                 let opening = self.opening(Op::Hear, b"");
                 let opened = self.peers().open(&owner, &self.keeper.service(), opening).await;
                 if let Ok(channel) = opened {
-                    let hear = async {
-                        if missed {
-                            // Its answer comes after the owner knows that somebody hears here.
-                            self.tell_everything(self.clone().handshake().await);
-                            missed = false;
-                        }
-                        self.pass_on(channel).await;
-                    };
                     tokio::select! {
-                        () = hear => {}
+                        () = self.pass_on(channel, &mut missed) => {}
                         () = changed => return missed,
                     }
                 }
@@ -536,9 +537,17 @@ impl Owned {
         }
     }
 
-    async fn pass_on(&self, channel: Channel) {
+    /// Gives the client what comes unasked at the owner. If something was `missed` before, it is told of everything.
+    async fn pass_on(self: &Arc<Self>, channel: Channel, missed: &mut bool) {
         let mut events = relay::receive(channel, |_| Event::Fail(Fault::Draining));
         while let Some(event) = events.next().await {
+            if matches!(event, Event::Begun) {
+                self.is_heard.send_replace(true);
+                if std::mem::take(missed) {
+                    self.tell_everything(self.clone().handshake().await);
+                }
+                continue;
+            }
             let sink = self.sink.lock().as_ref().and_then(Weak::upgrade);
             match sink {
                 Some(sink) if !event.is_terminal() => sink.deliver(event),
@@ -577,6 +586,10 @@ impl LegacyConversation for Owned {
 
     async fn hear(self: Arc<Self>) -> Result<Arc<Description>, Fault> {
         self.clone().listen();
+        let mut heard = self.is_heard.subscribe();
+        // Whoever can't hear in time is told of everything once it can.
+        let heard = heard.wait_for(|is_heard| *is_heard).with_cancellation_token(&self.closed);
+        let _ = tokio::time::timeout(WORD_TIME, heard).await;
         self.handshake().await
     }
 }
