@@ -37,11 +37,11 @@ use http::Request;
 use parking_lot::{Mutex, RwLock};
 
 use crate::audit::Audit;
-use crate::config::{AuthMode, Config, External, RegistrationPolicy};
+use crate::config::{self, AuthMode, Config, External, RegistrationPolicy};
 use crate::fetch::{Fetcher, GuardedFetcher};
 use crate::wiring::{collector_options, guard_options};
 
-/// How long that is good for.
+/// How long the first token that is made for an administrator is good for.
 const BOOTSTRAP_TIME: TimeDelta = TimeDelta::hours(24);
 /// How often signing keys are looked after, and what was used is written down.
 const TEND_EVERY: Duration = Duration::from_secs(60);
@@ -284,7 +284,7 @@ impl Access {
             let options = ProviderOptions {
                 issuer: login.issuer.clone(),
                 client_id: login.client_id.clone(),
-                client_secret: login.client_secret.as_ref().map(|secret| secret.expose().to_owned()),
+                client_secret: login.client_secret.as_ref().map(config::Secret::live),
                 scopes: login.scopes.clone(),
                 groups_claim: login.groups_claim.clone(),
             };

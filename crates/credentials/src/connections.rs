@@ -38,6 +38,7 @@ use tokio::time::Instant;
 
 use crate::authority::{Authorities, Server, Site};
 use crate::token::ClientIdentity;
+use crate::turns::Turns;
 
 pub use linking::{Attempt, CameBack, Link, NotConnected, Shown};
 use login::Logins;
@@ -83,7 +84,7 @@ pub struct Connections {
     sites: RwLock<BTreeMap<String, Arc<Site>>>,
     logins: RwLock<Logins>,
     known: Mutex<HashMap<(String, String), Known>>,
-    turns: Mutex<HashMap<String, Arc<tokio::sync::Mutex<()>>>>,
+    turns: Turns,
     resting: Mutex<HashMap<String, (Instant, Duration)>>,
     /// Versions of connections that are there because the one before was refused.
     forced: Mutex<HashMap<String, i64>>,
@@ -102,7 +103,7 @@ impl Connections {
             sites: RwLock::default(),
             logins: RwLock::default(),
             known: Mutex::default(),
-            turns: Mutex::default(),
+            turns: Turns::default(),
             resting: Mutex::default(),
             forced: Mutex::default(),
             signals: Mutex::default(),

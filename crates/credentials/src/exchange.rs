@@ -36,6 +36,7 @@ use crate::connections::{Connections, Subject};
 use crate::exchange::answer::Exchanged;
 use crate::server::{self, Metadata};
 use crate::token::{ClientIdentity, ClientProof, NoToken};
+use crate::turns::Turns;
 
 /// A token is used for no longer than this.
 const LONGEST: Duration = Duration::from_secs(600);
@@ -102,7 +103,7 @@ struct Inner {
     fetch: Arc<dyn Fetch>,
     connections: Arc<Connections>,
     known: Mutex<HashMap<String, Known>>,
-    turns: Mutex<HashMap<String, Arc<tokio::sync::Mutex<()>>>>,
+    turns: Turns,
     server: Mutex<Option<Metadata>>,
     /// The server is not asked until then, and why.
     resting: Mutex<Option<(Instant, Duration, String)>>,
@@ -116,7 +117,7 @@ impl Exchange {
             fetch,
             connections,
             known: Mutex::default(),
-            turns: Mutex::default(),
+            turns: Turns::default(),
             server: Mutex::default(),
             resting: Mutex::default(),
         }))
@@ -250,12 +251,9 @@ impl Inner {
     }
 
     async fn in_turn(&self, user: &str, refused: Option<&str>) -> Result<Credential, Fault> {
-        let turn = self.turns.lock().entry(user.to_owned()).or_default().clone();
-        let _turn = turn.lock().await;
-        let got = self.get(user, refused).await;
-        // Nobody but this table and this task.
-        self.turns.lock().retain(|_, turn| Arc::strong_count(turn) > 1);
-        got
+        let mut turn = self.turns.enter(user.to_owned());
+        turn.wait().await;
+        self.get(user, refused).await
     }
 
     async fn get(&self, user: &str, refused: Option<&str>) -> Result<Credential, Fault> {

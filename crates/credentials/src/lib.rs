@@ -12,6 +12,7 @@ pub mod exchange;
 pub mod fixed;
 pub mod server;
 pub mod token;
+mod turns;
 
 pub use drawbridge_auth::secret::Secret;
 

@@ -10,6 +10,7 @@ use drawbridge_auth::fetch::{Fetch, NotFetched};
 use drawbridge_auth::id_token::{self, BadIdToken, IdClaims};
 use drawbridge_auth::jwks::{self, Jwks, Location};
 use drawbridge_auth::records::UserClaims;
+use drawbridge_auth::secret::Secret;
 use drawbridge_core::Tasks;
 use drawbridge_core::seal::Purpose;
 use drawbridge_credentials::token::{OAuthClient as OidcClient, Sender, Tokens};
@@ -32,24 +33,18 @@ const DISCOVERED_FOR: Duration = Duration::from_secs(600);
 const FAILED_FOR: Duration = Duration::from_secs(5);
 
 /// The identity provider, as the configuration names it.
-#[derive(Clone)]
+#[derive(Debug, Clone)]
 pub struct ProviderOptions {
     /// Its issuer, exactly.
     pub issuer: String,
     /// The gateway's id there.
     pub client_id: String,
     /// The gateway's secret there.
-    pub client_secret: Option<String>,
+    pub client_secret: Option<Secret>,
     /// What is asked for; `openid` always is.
     pub scopes: Vec<String>,
     /// The claim that has the groups.
     pub groups_claim: String,
-}
-
-impl std::fmt::Debug for ProviderOptions {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("ProviderOptions").field("issuer", &self.issuer).finish_non_exhaustive()
-    }
 }
 
 /// A login that is under way, sealed in the `state` that the provider gives back.
@@ -209,7 +204,7 @@ impl Provider {
             .set_redirect_uri(redirect)
             .set_auth_type(if in_body { AuthType::RequestBody } else { AuthType::BasicAuth });
         if let Some(secret) = &self.options.client_secret {
-            client = client.set_client_secret(ClientSecret::new(secret.clone()));
+            client = client.set_client_secret(ClientSecret::new(secret.read()));
         }
         Ok(client)
     }

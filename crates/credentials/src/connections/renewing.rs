@@ -79,14 +79,10 @@ impl Connections {
     /// Renews what a user has, or waits for whoever does.
     async fn renew(&self, user: &str, backend: &str, refused: Option<i64>) -> Result<Arc<Opened>, Fault> {
         let until = Instant::now() + PATIENCE;
-        let turn = self.turns.lock().entry(format!("{user}:{backend}")).or_default().clone();
+        let mut turn = self.turns.enter(format!("{user}:{backend}"));
         // It saves requests: whoever has waited too long for it looks at the records without it.
-        let _turn = tokio::time::timeout_at(until, turn.lock()).await;
-        let renewed = self.renew_in_turn(user, backend, refused, until).await;
-        let mut turns = self.turns.lock();
-        // Nobody but this table and this task.
-        turns.retain(|_, turn| Arc::strong_count(turn) > 1);
-        renewed
+        let _ = tokio::time::timeout_at(until, turn.wait()).await;
+        self.renew_in_turn(user, backend, refused, until).await
     }
 
     async fn renew_in_turn(
