@@ -14,9 +14,9 @@ use drawbridge_upstream::process::{GuardCommand, guard};
 use tokio::signal::unix::{SignalKind, signal};
 
 /// Gives memory back after a burst, which many system allocators don't.
-#[cfg(feature = "mimalloc")]
+#[cfg(feature = "jemalloc")]
 #[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
 fn main() -> ExitCode {
     // The guard of a stdio backend has to be small and quick: before anything else is set up.
