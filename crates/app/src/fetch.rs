@@ -32,11 +32,7 @@ impl Fetcher {
     }
 
     fn server(&self, target: &Uri) -> Result<Arc<Outbound>, NotFetched> {
-        let name = format!(
-            "{}://{}",
-            target.scheme_str().unwrap_or_default(),
-            target.authority().map(ToString::to_string).unwrap_or_default()
-        );
+        let name = format!("{}://{}", target.scheme_str().unwrap_or_default(), place_of(target));
         let mut servers = self.servers.lock();
         if let Some(server) = servers.get(&name) {
             return Ok(server.clone());
@@ -51,11 +47,17 @@ impl Fetcher {
     }
 }
 
+/// Host and port. What else an authority may have is for the server alone.
+fn place_of(url: &Uri) -> String {
+    let host = url.host().unwrap_or_default();
+    url.port().map_or_else(|| host.to_owned(), |port| format!("{host}:{port}"))
+}
+
 #[async_trait]
 impl Fetch for Fetcher {
     async fn fetch(&self, request: Request<Vec<u8>>, most: usize) -> Result<Response<Vec<u8>>, NotFetched> {
         let url = request.uri().clone();
-        let name = url.authority().map(ToString::to_string).unwrap_or_default();
+        let name = place_of(&url);
         let server = self.server(&url)?;
         let request = request.map(|body| Full::new(Bytes::from(body)));
         let exchange = async {

@@ -133,7 +133,7 @@ impl Gateway {
                      LimitNOFILE of systemd, --ulimit nofile of Docker), or lower limits.max_connections"
                 );
             }
-            let admission = Admission { front: wired.front.clone(), enough_for, metrics };
+            let admission = Admission { front: wired.front.clone(), metrics };
             tokio_task(async move { workers.accept(listener, &admission, &tasks).await })
         };
         let mut gateway = Self {

@@ -60,23 +60,17 @@ const TOO_MANY: &[u8] =
 
 /// How many connections of clients there may be, and how many there are.
 pub struct Admission {
-    /// Has the number that is configured.
+    /// Has the number.
     pub front: Front,
-    /// What the process has open files for.
-    pub enough_for: usize,
     /// Counts them.
     pub metrics: Arc<Metrics>,
 }
 
 impl Admission {
-    fn limit(&self) -> usize {
-        self.front.max_connections().min(self.enough_for)
-    }
-
     /// Lets one more in, if there is room.
     fn admit(&self) -> Option<Held> {
         let open = &self.metrics.connections.open;
-        let is_full = usize::try_from(open.get()).is_ok_and(|open| open >= self.limit());
+        let is_full = usize::try_from(open.get()).is_ok_and(|open| open >= self.front.max_connections());
         (!is_full).then(|| Gauge::hold(open))
     }
 
@@ -150,7 +144,7 @@ impl Workers {
                 if let Some(suppressed) = refusals.next(Instant::now()) {
                     tracing::warn!(
                         suppressed,
-                        limit = admission.limit(),
+                        limit = admission.front.max_connections(),
                         "a connection was one too many; see limits.max_connections and the limit on open files"
                     );
                 }

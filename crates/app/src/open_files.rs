@@ -29,6 +29,12 @@ impl OpenFiles {
         Self { inherited, limit: inherited }
     }
 
+    /// The limits as they are.
+    pub fn now() -> Self {
+        let inherited = getrlimit(Resource::Nofile).current.unwrap_or(MOST).min(MOST);
+        Self { inherited, limit: inherited }
+    }
+
     /// How many connections of clients it is enough for: each may need another one to a backend. So the listeners of
     /// operators can be reached however many clients there are.
     pub fn connections(self) -> usize {

@@ -42,6 +42,7 @@ use crate::config::{
 };
 use crate::fetch::Fetcher;
 use crate::live::Current;
+use crate::open_files::OpenFiles;
 
 /// The parts of a gateway.
 pub struct Wired {
@@ -173,11 +174,13 @@ pub(crate) fn round_options(config: &Config) -> RoundOptions {
 }
 
 pub(crate) fn front_options(config: &Config) -> FrontOptions {
+    let enough_for = OpenFiles::now().connections();
     FrontOptions {
         max_body_bytes: config.limits.max_body_bytes,
         max_header_bytes: config.limits.max_header_bytes,
-        max_connections: config.limits.max_connections,
+        max_connections: config.limits.max_connections.min(enough_for),
         max_in_flight: config.limits.max_in_flight,
+        max_open: enough_for,
         max_sessions: config.limits.max_sessions,
         max_streams: config.limits.max_streams,
         session_idle: config.limits.session_idle,

@@ -19,6 +19,8 @@ use crate::scope::Scopes;
 use crate::secret::Secret;
 use crate::verifier::Refused;
 
+/// The client of a token whose issuer names none. No client can have this id: ids are printable ASCII (RFC 6749 § A.1).
+const NO_CLIENT: &str = "\u{2205}";
 /// The largest answer, in bytes.
 const MAX_BYTES: usize = 64 * 1024;
 /// An answer is taken for so long.
@@ -97,7 +99,8 @@ impl Introspection {
     }
 
     async fn send(&self, token: &str) -> Result<Answer, Refused> {
-        let unavailable = |why: &str| Refused::Unavailable(format!("{}: {why}", self.url));
+        let (place, _) = self.url.split_once('?').unwrap_or((&self.url, ""));
+        let unavailable = |why: &str| Refused::Unavailable(format!("{place}: {why}"));
         let encoded = |text: &str| byte_serialize(text.as_bytes()).collect::<String>();
         let secret = self.client_secret.read();
         let basic = STANDARD.encode(format!("{}:{}", encoded(&self.client_id), encoded(&secret)));
@@ -173,10 +176,18 @@ impl Answer {
                 return unfit("it is good for longer than is accepted");
             }
         }
-        let Some(client) = self.client_id.or_else(|| self.sub.clone()).filter(|id| !id.is_empty()) else {
-            return unfit("it names nobody");
+        let said = |name: Option<String>| name.filter(|name| !name.is_empty());
+        let is_name = |name: &String| !name.chars().any(char::is_control) && name != NO_CLIENT;
+        let (subject, client) = (said(self.sub), said(self.client_id));
+        if !subject.iter().chain(&client).all(is_name) {
+            return unfit("its subject or its client is no name");
+        }
+        let (subject, client) = match (subject, client) {
+            (None, None) => return unfit("it names nobody"),
+            // A client that acts for itself. A subject without a client is never taken for one.
+            (None, Some(client)) => (client.clone(), client),
+            (Some(subject), client) => (subject, client.unwrap_or_else(|| NO_CLIENT.to_owned())),
         };
-        let subject = self.sub.filter(|sub| !sub.is_empty()).unwrap_or_else(|| client.clone());
         #[expect(clippy::cast_possible_truncation, reason = "seconds")]
         let expires_at = self.exp.map(|end| end as i64);
         let scopes = Scopes::parse(&self.scope.unwrap_or_default());

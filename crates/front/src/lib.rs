@@ -290,7 +290,7 @@ impl Inner {
 
     fn admit(self: &Arc<Self>) -> Result<Admitted, Fault> {
         let admitted = Admitted(self.clone());
-        let limit = self.live().options.max_in_flight;
+        let limit = self.live().options.most_in_flight(self.streams.count());
         if self.in_flight.fetch_add(1, Ordering::Relaxed) >= limit {
             return Err(Fault::Busy { what: Bounded::Requests, limit });
         }

@@ -16,6 +16,8 @@ pub struct FrontOptions {
     pub max_connections: usize,
     /// Requests being answered at once.
     pub max_in_flight: usize,
+    /// Those and open streams together: each may need a connection to a backend, however many share one of a client.
+    pub max_open: usize,
     /// Sessions that something is kept for, on this instance.
     pub max_sessions: usize,
     /// Streams open at once.
@@ -52,6 +54,7 @@ impl Default for FrontOptions {
             max_header_bytes: 64 << 10,
             max_connections: 20_000,
             max_in_flight: 10_000,
+            max_open: usize::MAX,
             max_sessions: 100_000,
             max_streams: 10_000,
             session_idle: Duration::from_secs(1800),
@@ -66,5 +69,26 @@ impl Default for FrontOptions {
             limits: Arc::default(),
             trusted_proxies: Vec::new(),
         }
+    }
+}
+
+impl FrontOptions {
+    /// How many requests may be answered at once while so many `streams` are open.
+    pub(crate) fn most_in_flight(&self, streams: usize) -> usize {
+        self.max_in_flight.min(self.max_open.saturating_sub(streams))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn calls_on_one_connection_do_not_take_more_files_than_there_are() {
+        let options = FrontOptions { max_in_flight: 100, max_open: 150, ..FrontOptions::default() };
+        assert_eq!(
+            [0, 50, 51, 149, 200].map(|streams| options.most_in_flight(streams)),
+            [100, 100, 99, 1, 0]
+        );
     }
 }

@@ -255,6 +255,8 @@ async fn t31_an_issuer_is_asked_about_tokens_that_say_nothing_and_believed_for_h
             "not-yet" => answer["nbf"] = json!(Utc::now().timestamp() + 60),
             "dpop" => answer["token_type"] = json!("DPoP"),
             "bound" => answer["cnf"] = json!({ "jkt": "x" }),
+            "forged-client" => answer["client_id"] = json!("\u{2205}"),
+            "two-lines" => answer["sub"] = json!("ann\nbob"),
             "nobody" => answer = json!({ "active": true, "aud": R, "exp": answer["exp"] }),
             "old" => answer["iat"] = json!(Utc::now().timestamp() - 23 * 3600),
             other => panic!("{other}"),
@@ -276,6 +278,8 @@ async fn t31_an_issuer_is_asked_about_tokens_that_say_nothing_and_believed_for_h
         "not-yet",
         "dpop",
         "bound",
+        "forged-client",
+        "two-lines",
         "nobody",
     ] {
         assert_eq!(world.status(token).await, 401, "{token}");

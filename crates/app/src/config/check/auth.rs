@@ -214,7 +214,7 @@ fn external(checker: &mut Checker<'_>, written: Vec<raw::External>) -> Vec<Exter
     let mut issuers: Vec<External> = Vec::new();
     for (index, raw) in written.into_iter().enumerate() {
         let path = format!("auth.external[{index}]");
-        let is_url = |text: &str| Url::parse(text).is_ok_and(|url| url.scheme() == "https" || is_near(&url));
+        let is_url = |text: &str| Url::parse(text).is_ok_and(|url| is_server(&url));
         if !is_url(&raw.issuer) || issuers.iter().any(|other| other.issuer == raw.issuer) {
             let hint = "write it exactly as in its tokens, such as `https://login.example.com`, and once";
             checker.problem(&format!("{path}.issuer"), "not an https URL, or there twice", hint);
@@ -276,8 +276,14 @@ pub(super) fn is_near(url: &Url) -> bool {
     })
 }
 
+/// Whether secrets can be sent to a server, whose URL is in messages and documents that anybody can read.
+pub(super) fn is_server(url: &Url) -> bool {
+    let is_private = url.scheme() == "https" || url.scheme() == "http" && is_near(url);
+    is_private && url.username().is_empty() && url.password().is_none() && url.fragment().is_none()
+}
+
 fn provider(checker: &mut Checker<'_>, raw: raw::Login) -> Option<Login> {
-    let url = Url::parse(&raw.issuer).ok().filter(|url| matches!(url.scheme(), "https" | "http"));
+    let url = Url::parse(&raw.issuer).ok().filter(is_server);
     if url.is_none() {
         let hint = "write it exactly as the provider's metadata do, such as `https://login.example.com`";
         checker.problem("auth.login.issuer", "not a URL", hint);

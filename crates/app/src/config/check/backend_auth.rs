@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use url::Url;
 
 use crate::config::check::Checker;
-use crate::config::check::auth::is_near;
+use crate::config::check::auth::is_server;
 use crate::config::check::backend::{header_name, header_value};
 use crate::config::model::{BackendAuth, BackendKind, ClientCredentials, Config, TokenSource, UserOAuth};
 use crate::config::raw::{self, AuthMode, BackendAuthKind, SessionScope};
@@ -213,8 +213,9 @@ pub(super) fn all(checker: &mut Checker<'_>, config: &Config) {
 /// Checks the URL of a server that secrets are sent to.
 fn server_url(checker: &mut Checker<'_>, path: &str, written: &str) {
     let url = Url::parse(written).ok();
-    if !url.is_some_and(|url| url.scheme() == "https" || url.scheme() == "http" && is_near(&url)) {
-        let hint = "secrets are sent there: write an https URL, such as `https://login.example.com`";
+    if !url.is_some_and(|url| is_server(&url)) {
+        let hint = "secrets are sent there: write an https URL without user and password, such as \
+                    `https://login.example.com`";
         checker.problem(path, "not an https URL", hint);
     }
 }
@@ -239,8 +240,11 @@ fn resource(
     url: Option<&Url>,
 ) -> Option<String> {
     let Some(written) = written else { return url.map(drawbridge_credentials::authority::own_name) };
-    if !written.is_empty() && Url::parse(&written).is_err() {
-        let hint = "write the URL that the server knows the backend by, or \"\" if it knows none";
+    let is_name =
+        |url: &Url| url.username().is_empty() && url.password().is_none() && url.fragment().is_none();
+    if !written.is_empty() && !Url::parse(&written).as_ref().is_ok_and(is_name) {
+        let hint = "write the URL that the server knows the backend by, without user, password and fragment, or \"\" if it \
+                    knows none";
         checker.problem(&format!("{path}.resource"), "not a URL", hint);
     }
     Some(written).filter(|written| !written.is_empty())

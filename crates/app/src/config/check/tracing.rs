@@ -45,7 +45,7 @@ fn endpoint(checker: &mut Checker<'_>, written: &str, protocol: OtlpProtocol) ->
     let url = url.filter(|url| matches!(url.scheme(), "http" | "https"));
     if url.is_none() {
         let hint = "write it as `http://HOST:4318`, or with `protocol: grpc` as `http://HOST:4317`";
-        checker.problem(PATH, format!("`{written}` is not the URL of a collector"), hint);
+        checker.problem(PATH, "not the URL of a collector", hint);
     }
     let url = url?;
     if protocol == OtlpProtocol::Grpc && url.scheme() == "https" {

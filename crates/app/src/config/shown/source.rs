@@ -35,13 +35,21 @@ const OF_LIST: [&str; 7] = ["url", "transport", "headers", "command", "args", "e
 /// What variables of the environment say that others have made known, if the file does not.
 const OF_ENVIRONMENT: [&str; 3] = ["outbound.proxy", "tracing.otlp.endpoint", "tracing.otlp.service_name"];
 
+/// A written key as it is shown: names of headers have no case.
+fn as_shown(key: &str) -> String {
+    match key.split_once(".headers.") {
+        Some((before, name)) => format!("{before}.headers.{}", name.to_ascii_lowercase()),
+        None => key.to_owned(),
+    }
+}
+
 impl Written {
     pub(in crate::config) fn new(
         positions: &Positions,
         over: BTreeMap<&'static str, Source>,
         list: impl IntoIterator<Item = String>,
     ) -> Self {
-        Self { file: positions.all().map(str::to_owned).collect(), over, list: list.into_iter().collect() }
+        Self { file: positions.all().map(as_shown).collect(), over, list: list.into_iter().collect() }
     }
 
     /// Where the value of a key is from, which a configuration without anything in it does not have.

@@ -25,7 +25,7 @@ auth:
   external:
     - issuer: "https://other.example"
       jwks_uri: "https://other.example/keys?key=pl4nted-6"
-      introspection: { url: "https://u:pl4nted-7@other.example/in?key=pl4nted-8#pl4nted", client_id: gate, client_secret: pl4nted-9 }
+      introspection: { url: "https://other.example/in?a=pl4nted-7&key=pl4nted-8", client_id: gate, client_secret: pl4nted-9 }
 tracing: { otlp: { endpoint: "http://u:pl4nted-10@collector:4318", headers: { authorization: pl4nted-11 } } }
 limits:
   token: { requests: 5, window: 1d }
@@ -40,7 +40,7 @@ backends:
   b: { url: "https://b.example/mcp", auth: { kind: basic, user: gate, password: pl4nted-16 } }
   c:
     url: "https://c.example/mcp"
-    auth: { kind: client_credentials, token_endpoint: "https://u:pl4nted-17@as.example/token", client_id: gate, client_secret: pl4nted-18, client_auth: post }
+    auth: { kind: client_credentials, token_endpoint: "https://as.example/token?key=pl4nted-17", client_id: gate, client_secret: pl4nted-18, client_auth: post }
   d: { url: "https://d.example/mcp", auth: { kind: user_oauth, issuer: "https://as.example", client_id: gate, client_secret: pl4nted-19, scopes: [read] } }
   f:
     url: "https://f.example/mcp"
@@ -117,7 +117,7 @@ fn every_key_is_shown() {
 #[test]
 fn a_value_says_where_it_is_from() {
     let list = r#"{ "mcpServers": { "Listed": { "command": "sh", "env": { "A": "b" } } } }"#;
-    let text = "limits: { max_streams: 7 }\npublic: { url: \"http://localhost:1\" }\nbackends: { a: { url: \"https://a.example/mcp\", headers: { x: { env: KEY } } } }\noutbound: { proxy: environment }";
+    let text = "limits: { max_streams: 7 }\npublic: { url: \"http://localhost:1\" }\nbackends: { a: { url: \"https://a.example/mcp\", headers: { x: { env: KEY }, X-Other: y } } }\noutbound: { proxy: environment }";
     let overrides = Overrides {
         listen: Some("127.0.0.1:1".parse().unwrap()),
         admin_listen: Some("127.0.0.1:2".parse().unwrap()),
@@ -148,6 +148,7 @@ fn a_value_says_where_it_is_from() {
         ("backends.a.url", json!("https://a.example/mcp"), ValueSource::File),
         ("backends.a.era", json!("auto"), ValueSource::Default),
         ("backends.a.headers.x", json!({ "set": true }), ValueSource::Environment),
+        ("backends.a.headers.x-other", json!({ "set": true }), ValueSource::File),
         ("backends.listed.command", json!("sh"), ValueSource::List),
         ("backends.listed.env.A", json!({ "set": true }), ValueSource::List),
         ("backends.listed.timeout", json!("1h"), ValueSource::Default),

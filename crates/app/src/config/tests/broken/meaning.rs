@@ -47,7 +47,7 @@ broken_files! {
 
     collector_at_no_url = "tracing:\n  otlp:\n    endpoint: collector:4318\n    headers: { \"a b\": x }\n"
     says r#"
-        drawbridge.yaml:3:5: tracing.otlp.endpoint: `collector:4318` is not the URL of a collector
+        drawbridge.yaml:3:5: tracing.otlp.endpoint: not the URL of a collector
           hint: write it as `http://HOST:4318`, or with `protocol: grpc` as `http://HOST:4317`
         drawbridge.yaml:4:16: tracing.otlp.headers.a b: not the name of a header
           hint: use letters, digits and `-`
@@ -71,6 +71,18 @@ broken_files! {
           hint: write it exactly as in its tokens, such as `https://login.example.com`, and once
         drawbridge.yaml:2:65: auth.external[0].algorithms[0]: not an algorithm that is accepted
           hint: use one of RS256, RS384, RS512, PS256, PS384, PS512, ES256, ES384, EdDSA
+    "#;
+
+    passwords_in_urls_that_anybody_is_told = "auth:\n  mode: external\n  external: [{ issuer: \"https://u:p@login.example.com\", introspection: { url: \"https://u:p@login.example.com/i\", client_id: c, client_secret: s } }]\nbackends:\n  c:\n    url: http://a/mcp\n    auth: { kind: client_credentials, token_endpoint: \"https://u:p@a/t\", client_id: x, client_secret: y, resource: \"https://u:p@a\" }\n"
+    says r#"
+        drawbridge.yaml:3:16: auth.external[0].issuer: not an https URL, or there twice
+          hint: write it exactly as in its tokens, such as `https://login.example.com`, and once
+        drawbridge.yaml:3:74: auth.external[0].introspection.url: not an https URL
+          hint: write the issuer's `introspection_endpoint`, as its metadata name it
+        drawbridge.yaml:7:39: backends.c.auth.token_endpoint: not an https URL
+          hint: secrets are sent there: write an https URL without user and password, such as `https://login.example.com`
+        drawbridge.yaml:7:106: backends.c.auth.resource: not a URL
+          hint: write the URL that the server knows the backend by, without user, password and fragment, or "" if it knows none
     "#;
 
     login_without_a_url = "public: { listen: 0.0.0.0:80 }\nauth: { mode: embedded }\n"
@@ -338,7 +350,7 @@ broken_files! {
         drawbridge.yaml:7:5: backends.b.auth: this kind needs `client_secret`
           hint: add `client_secret`
         drawbridge.yaml:10:39: backends.c.auth.token_endpoint: not an https URL
-          hint: secrets are sent there: write an https URL, such as `https://login.example.com`
+          hint: secrets are sent there: write an https URL without user and password, such as `https://login.example.com`
         drawbridge.yaml:10:108: backends.c.auth.scopes[0]: not a scope: `a b`
           hint: write each one by itself
     "#;
