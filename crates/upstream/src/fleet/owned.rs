@@ -543,8 +543,10 @@ impl Owned {
         while let Some(event) = events.next().await {
             if matches!(event, Event::Begun) {
                 self.is_heard.send_replace(true);
-                if std::mem::take(missed) {
+                if *missed {
                     self.tell_everything(self.clone().handshake().await);
+                    // Only now: this may be given up while it waits.
+                    *missed = false;
                 }
                 continue;
             }
