@@ -2,6 +2,7 @@
 
 mod anywhere;
 mod failures;
+mod listening;
 mod owners;
 mod streams;
 

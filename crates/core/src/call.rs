@@ -83,7 +83,7 @@ impl Event {
 }
 
 /// An answer of a backend.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Reply {
     /// A result or an error; its id is the one that the gateway used upstream.
     pub message: Message,

@@ -6,6 +6,7 @@
 //! [`Listeners`] that each have one.
 
 pub(crate) mod listen;
+pub(crate) mod once;
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
@@ -14,6 +15,7 @@ use std::sync::{Arc, Weak};
 use bytes::Bytes;
 use drawbridge_core::backend::Unsolicited;
 use drawbridge_core::call::Event;
+use drawbridge_core::client::TASKS_EXTENSION;
 use drawbridge_wire::message::Field;
 use drawbridge_wire::{Message, json, method};
 use parking_lot::Mutex;
@@ -28,55 +30,57 @@ const LISTS: [(&str, &str, &str); 3] = [
     ("resourcesListChanged", "resources", method::RESOURCES_LIST_CHANGED),
 ];
 
+/// The members of a listen's filter that name single things.
+const URIS: &str = "resourceSubscriptions";
+const TASK_IDS: &str = "taskIds";
+
 /// What somebody wants to hear of.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Filter {
     lists: [bool; LISTS.len()],
     pub(crate) uris: BTreeSet<String>,
+    /// Tasks of the extension.
+    pub(crate) task_ids: BTreeSet<String>,
 }
 
 impl Filter {
     /// Changes of all lists.
     pub(crate) fn all_lists() -> Self {
-        Self { lists: [true; LISTS.len()], uris: BTreeSet::new() }
+        Self { lists: [true; LISTS.len()], ..Self::default() }
     }
 
     /// Reads the `notifications` of a listen; what is unknown is not wanted.
     pub(crate) fn read(notifications: &[u8]) -> Self {
-        Self::read_where(notifications, MAX_URIS, |_| true)
+        Self::read_at_most(notifications, MAX_URIS)
     }
 
     /// Reads the `notifications` of an acknowledgement: what of this filter is honoured.
     pub(crate) fn honoured_by(&self, notifications: &[u8]) -> Self {
-        let mut honoured = Self::read_where(notifications, usize::MAX, |uri| self.uris.contains(uri));
-        honoured.lists.iter_mut().zip(self.lists).for_each(|(on, asked)| *on &= asked);
-        honoured
+        self.in_common(&Self::read_at_most(notifications, usize::MAX))
     }
 
-    fn read_where(notifications: &[u8], limit: usize, like: impl Fn(&str) -> bool) -> Self {
+    fn read_at_most(notifications: &[u8], limit: usize) -> Self {
         let wants = |(flag, ..): &(&str, &str, &str)| json::member(notifications, flag) == Some(b"true");
-        let uris =
-            json::member(notifications, "resourceSubscriptions").and_then(|raw| json::elements(raw).ok());
-        let uris = uris.unwrap_or_default();
-        Self {
-            lists: LISTS.each_ref().map(wants),
-            uris: uris
-                .into_iter()
-                .filter_map(json::decode_string)
-                .filter(|uri| like(uri))
-                .take(limit)
-                .map(Cow::into_owned)
-                .collect(),
-        }
+        let texts = |key: &str| -> BTreeSet<String> {
+            let texts = json::member(notifications, key).and_then(|raw| json::elements(raw).ok());
+            let texts = texts.unwrap_or_default().into_iter().filter_map(json::decode_string);
+            texts.take(limit).map(Cow::into_owned).collect()
+        };
+        Self { lists: LISTS.each_ref().map(wants), uris: texts(URIS), task_ids: texts(TASK_IDS) }
     }
 
     /// The `notifications` that say this.
     pub(crate) fn write(&self) -> Bytes {
-        let uris: Vec<String> = self.uris.iter().map(|uri| json::encode_string(uri)).collect();
-        let uris = json::array(uris.iter().map(String::as_bytes));
+        let array = |texts: &BTreeSet<String>| {
+            let texts: Vec<String> = texts.iter().map(|text| json::encode_string(text)).collect();
+            json::array(texts.iter().map(String::as_bytes))
+        };
+        let (uris, task_ids) = (array(&self.uris), array(&self.task_ids));
         let lists =
             LISTS.iter().zip(self.lists).filter(|(_, on)| *on).map(|((flag, ..), _)| (*flag, &b"true"[..]));
-        json::object(lists.chain((!self.uris.is_empty()).then_some(("resourceSubscriptions", &uris[..]))))
+        let uris = (!self.uris.is_empty()).then_some((URIS, &uris[..]));
+        let task_ids = (!self.task_ids.is_empty()).then_some((TASK_IDS, &task_ids[..]));
+        json::object(lists.chain(uris).chain(task_ids))
     }
 
     /// What of this a backend with these `capabilities` tells of.
@@ -87,12 +91,17 @@ impl Filter {
         for ((_, capability, _), on) in LISTS.iter().zip(&mut lists) {
             *on &= offers(capability, "listChanged");
         }
-        let uris = if offers("resources", "subscribe") { self.uris.clone() } else { BTreeSet::new() };
-        Self { lists, uris }
+        let these = |texts: &BTreeSet<String>, offered| if offered { texts.clone() } else { BTreeSet::new() };
+        let has_tasks = json::at(capabilities, &["extensions", TASKS_EXTENSION]).is_some();
+        Self {
+            lists,
+            uris: these(&self.uris, offers("resources", "subscribe")),
+            task_ids: these(&self.task_ids, has_tasks),
+        }
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.lists == [false; LISTS.len()] && self.uris.is_empty()
+        *self == Self::default()
     }
 
     /// Adds what `other` wants.
@@ -101,13 +110,23 @@ impl Filter {
             *on |= more;
         }
         self.uris.extend(other.uris.iter().cloned());
+        self.task_ids.extend(other.task_ids.iter().cloned());
+    }
+
+    /// What both have.
+    pub(crate) fn in_common(&self, other: &Self) -> Self {
+        let mut lists = self.lists;
+        lists.iter_mut().zip(other.lists).for_each(|(on, theirs)| *on &= theirs);
+        let both = |a: &BTreeSet<String>, b: &BTreeSet<String>| a.intersection(b).cloned().collect();
+        Self { lists, uris: both(&self.uris, &other.uris), task_ids: both(&self.task_ids, &other.task_ids) }
     }
 
     /// Takes out what `other` has.
     pub(crate) fn without(&self, other: &Self) -> Self {
         let mut lists = self.lists;
         lists.iter_mut().zip(other.lists).for_each(|(on, theirs)| *on &= !theirs);
-        Self { lists, uris: self.uris.difference(&other.uris).cloned().collect() }
+        let less = |a: &BTreeSet<String>, b: &BTreeSet<String>| a.difference(b).cloned().collect();
+        Self { lists, uris: less(&self.uris, &other.uris), task_ids: less(&self.task_ids, &other.task_ids) }
     }
 
     /// Whether `notification` is one of these. An update may be of a part of what was subscribed to.
@@ -117,10 +136,14 @@ impl Filter {
             let uri = notification.text(Field::Uri).unwrap_or_default();
             return self.uris.iter().any(|own| uri.starts_with(own.as_str()));
         }
+        if method == method::TASKS_CHANGED {
+            return notification.text(Field::TaskId).is_some_and(|id| self.task_ids.contains(id.as_ref()));
+        }
         LISTS.iter().zip(self.lists).any(|((.., name), on)| on && method == *name)
     }
 
-    /// All that may have changed, as notifications: for when the way to a backend was lost.
+    /// All that may have changed, as notifications: for when the way to a backend was lost. (How a task stands its client
+    /// asks by itself.)
     pub(crate) fn everything(&self) -> Vec<Message> {
         let lists = LISTS.iter().zip(self.lists).filter(|(_, on)| *on);
         let lists = lists.map(|((.., name), _)| Message::notification(name, b"{}"));
@@ -130,6 +153,13 @@ impl Filter {
         });
         lists.chain(updates).collect()
     }
+}
+
+/// Whether a notification is of something that clients listen to, whichever call it came with.
+pub(crate) fn is_change(notification: &Message) -> bool {
+    let method = notification.method();
+    matches!(method.as_ref(), method::RESOURCES_UPDATED | method::TASKS_STATUS)
+        || LISTS.iter().any(|(.., name)| method == *name)
 }
 
 struct Listener {
@@ -179,6 +209,11 @@ impl Listeners {
             wanted.filter_map(|l| l.to.upgrade()).collect()
         };
         wanted.iter().for_each(|to: &Arc<dyn Unsolicited>| to.deliver(Event::Notify(notification.clone())));
+    }
+
+    /// Whether anybody wants to hear of it.
+    pub(crate) fn want(&self, notification: &Message) -> bool {
+        self.0.lock().1.iter().any(|l| l.filter.wants(notification))
     }
 
     /// Tells everybody that all of `filter` may have changed.

@@ -23,7 +23,8 @@ use drawbridge_wire::{Id, Message, method};
 use parking_lot::Mutex;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use crate::changes::listen::Hubs;
+use crate::changes::listen::{self, Hubs};
+use crate::changes::once;
 use crate::described::{Described, LegacyConversation, Refused, Replaceable};
 use crate::fleet::Home;
 use crate::fleet::board::Board;
@@ -90,7 +91,9 @@ impl HttpBackend {
         let Proof { headers, credentials } = proof.into();
         let shared = Shared { target, headers, credentials, outbound, options, tasks, sessions };
         let shared = Arc::new(shared);
-        let hubs = Arc::new(Hubs::new(stateless::caller(&shared), shared.tasks.clone()));
+        let caller = stateless::caller(&shared);
+        let once = once::caller(&caller, &shared.options, &shared.tasks);
+        let hubs = Arc::new(Hubs::new(caller, shared.tasks.clone()).listening_by(once));
         let board = Board::new(&shared.options, &shared.tasks);
         let scopes = Scopes::new(&shared.options, board.clone(), shared.tasks.clone());
         let keeper = Keeper::new(&shared.options, &shared.tasks);
@@ -364,13 +367,16 @@ impl Resolving {
             if let Some(event) = self.standing.answer(&*self.backend, &call).await {
                 return Ok(event);
             }
+            if call.request.method() == method::LISTEN {
+                let last = Box::pin(self.backend.hubs.listen(emit, &call)).await;
+                if listen::is_not_stateless(&last) && std::mem::take(&mut again) {
+                    self.backend.verdict.forget();
+                    continue;
+                }
+                return Ok(last);
+            }
             let call = self.standing.said_with(call.clone());
-            let ran = if call.request.method() == method::LISTEN {
-                Box::pin(stateless::listen(shared, emit, &call)).await
-            } else {
-                Box::pin(stateless::run(shared, emit, &call)).await
-            };
-            match ran {
+            match Box::pin(stateless::run(shared, emit, &call)).await {
                 Ok(event) => {
                     let event = modern::permitted(&call, event, &shared.options);
                     return Ok(self.standing.awaited(emit, &call, event).await);

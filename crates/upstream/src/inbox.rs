@@ -1,45 +1,67 @@
 //! Events from elsewhere that a call emits beside its own.
 
 use std::collections::VecDeque;
+use std::sync::OnceLock;
 
 use drawbridge_core::backend::Unsolicited;
 use drawbridge_core::call::{Emitter, Event};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
+use crate::changes::Filter;
+
 /// What waits to be emitted by one call.
 #[derive(Default)]
 pub(crate) struct Inbox {
     events: Mutex<VecDeque<Event>>,
     bell: Notify,
+    /// What the reader listens to, if it does.
+    listens_to: OnceLock<Filter>,
 }
 
-/// What comes on top of this many that wait is dropped: its reader has stopped reading.
+/// What comes on top of this many that wait is dropped: its reader has stopped reading. One that listens is told that all
+/// may have changed, in the place of what changed.
 const MAX_WAITING: usize = 256;
 
 impl Inbox {
+    /// From now on it is that of a reader which listens to this.
+    pub(crate) fn stands_for(&self, filter: Filter) {
+        // It is said once.
+        let _ = self.listens_to.set(filter);
+    }
+
     pub(crate) fn put(&self, event: Event) {
         let mut events = self.events.lock();
         if events.len() < MAX_WAITING {
             events.push_back(event);
-            self.bell.notify_one();
+        } else if let Some(filter) = self.listens_to.get() {
+            events.clear();
+            events.extend(filter.everything().into_iter().map(Event::Notify));
         }
+        self.bell.notify_one();
     }
 
-    /// Emits what is in the inbox while `work` runs.
+    /// Emits what is in the inbox while `work` runs, and what is still there when it has ended.
     pub(crate) async fn beside<T>(&self, emit: &Emitter, work: impl Future<Output = T>) -> T {
         let mut work = std::pin::pin!(work);
         loop {
-            loop {
-                let next = self.events.lock().pop_front();
-                let Some(event) = next else { break };
-                emit.emit(event).await;
-            }
+            self.empty(emit).await;
             tokio::select! {
                 biased;
-                done = &mut work => return done,
+                done = &mut work => {
+                    self.empty(emit).await;
+                    return done;
+                }
                 () = self.bell.notified() => {}
             }
+        }
+    }
+
+    async fn empty(&self, emit: &Emitter) {
+        loop {
+            let next = self.events.lock().pop_front();
+            let Some(event) = next else { return };
+            emit.emit(event).await;
         }
     }
 }
@@ -47,5 +69,43 @@ impl Inbox {
 impl Unsolicited for Inbox {
     fn deliver(&self, event: Event) {
         self.put(event);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use drawbridge_core::call::generate;
+    use drawbridge_wire::{Message, method};
+    use futures_util::StreamExt as _;
+
+    use super::*;
+
+    fn updated(number: usize) -> Event {
+        let params = format!(r#"{{"uri":"a://{number}"}}"#);
+        Event::Notify(Message::notification(method::RESOURCES_UPDATED, params.as_bytes()))
+    }
+
+    /// What a reader that stood still for `count` updates gets.
+    async fn read_after(count: usize, inbox: Inbox) -> Vec<String> {
+        (0..count).for_each(|number| inbox.put(updated(number)));
+        let events = generate(|emit| async move {
+            inbox.beside(&emit, std::future::ready(())).await;
+            Event::Fail(drawbridge_core::Fault::Draining)
+        });
+        let uri = |event| async move {
+            let Event::Notify(message) = event else { return None };
+            let uri = message.text(drawbridge_wire::message::Field::Uri)?.into_owned();
+            Some(uri)
+        };
+        events.filter_map(uri).collect().await
+    }
+
+    #[tokio::test]
+    async fn a_listener_that_does_not_read_is_told_that_all_may_have_changed_in_the_place_of_what_did() {
+        let fits = read_after(MAX_WAITING, Inbox::default()).await;
+        assert_eq!((fits.len(), fits[0].as_str()), (MAX_WAITING, "a://0"));
+        let inbox = Inbox::default();
+        inbox.stands_for(Filter::read(br#"{"resourceSubscriptions":["a://","b://"]}"#));
+        assert_eq!(read_after(MAX_WAITING + 1, inbox).await, ["a://", "b://"]);
     }
 }

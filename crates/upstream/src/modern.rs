@@ -7,7 +7,7 @@ use drawbridge_core::call::{Ask, AskKey, Call, Event, Reply, Resume, Round, Shap
 use drawbridge_core::client::TASKS_EXTENSION;
 use drawbridge_core::{Answers, Client, Description, Fault};
 use drawbridge_wire::message::Field;
-use drawbridge_wire::{Edit, Id, Kind, Message, ProtocolVersion, code, header, json, method};
+use drawbridge_wire::{Edit, Id, Kind, Message, ProtocolVersion, RpcError, code, header, json, method};
 
 use crate::options::Options;
 use crate::tasks;
@@ -189,6 +189,13 @@ pub(crate) fn permitted(call: &Call, event: Event, options: &Options) -> Event {
 /// Whether the answer to a call may be that its client is asked something.
 pub(crate) fn may_ask(call: &Call) -> bool {
     ASKING.contains(&call.request.method().as_ref())
+}
+
+/// The answer of a backend that does not speak this dialect.
+pub(crate) fn not_spoken() -> Reply {
+    let what = format!("it does not speak {}", VERSION.as_str());
+    let error = RpcError::new(code::UNSUPPORTED_PROTOCOL_VERSION, what);
+    Reply { message: error.to_message(Some(&Id::from_number(0))), shape: Shape::Marked }
 }
 
 /// The acknowledgement of a listen of which this is honoured.

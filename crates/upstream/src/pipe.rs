@@ -41,13 +41,6 @@ pub(crate) enum Dialect {
     Modern,
 }
 
-/// Whether the client of a listen has its acknowledgement, which it gets once.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Acknowledged {
-    No,
-    Yes,
-}
-
 struct Connection {
     sender: Arc<dyn Sender>,
     calls: Mutex<HashMap<u64, Waiting>>,
@@ -435,18 +428,13 @@ impl Pipe {
         });
     }
 
-    async fn run(
-        self: &Arc<Self>,
-        emit: &Emitter,
-        call: &Call,
-        acknowledged: Acknowledged,
-    ) -> Result<Event, Fault> {
+    async fn run(self: &Arc<Self>, emit: &Emitter, call: &Call) -> Result<Event, Fault> {
+        let is_listen = call.request.method() == method::LISTEN;
         let mut attempt = 0;
         let (connection, slot, mut events, mut done) = loop {
             let connection = self.open().await?;
             let number = self.next_number();
             let token = call.request.slice(Field::MetaProgressToken);
-            let is_listen = call.request.method() == method::LISTEN;
             let (slot, events, done) = Slot::take(self, &connection, number, token, is_listen);
             self.set_level(call, &connection).await;
             match connection.sender.send(self.outgoing(call, number)).await {
@@ -460,8 +448,8 @@ impl Pipe {
                 Err(fault) => return Err(fault),
             }
         };
-        let patient = call.request.method() == method::LISTEN;
-        let mut limit = if patient { Duration::MAX } else { self.options.first_byte_timeout };
+        // A listen is meant to be quiet and to last.
+        let mut limit = if is_listen { Duration::MAX } else { self.options.first_byte_timeout };
         let mut deadline = Deadline::FirstByte;
         loop {
             let next = tokio::time::timeout(limit, next_event(&mut events, &mut done)).await;
@@ -480,16 +468,6 @@ impl Pipe {
                         event => modern::permitted(call, event, &self.options),
                     });
                 }
-                Some(Event::Notify(message))
-                    if acknowledged == Acknowledged::Yes
-                        && message.method() == method::SUBSCRIPTIONS_ACKNOWLEDGED =>
-                {
-                    // Whatever changed meanwhile was not told.
-                    let honoured = Filter::read(message.raw(Field::Notifications).unwrap_or(b"{}"));
-                    for missed in honoured.everything() {
-                        emit.emit(Event::Notify(missed)).await;
-                    }
-                }
                 Some(event) => emit.emit(event).await,
                 None => {
                     slot.forget();
@@ -497,7 +475,7 @@ impl Pipe {
                     return Err(self.options.outcome_unknown(why));
                 }
             }
-            if !patient {
+            if !is_listen {
                 limit = self.options.idle_timeout;
                 deadline = Deadline::Idle;
             }
@@ -518,19 +496,6 @@ impl Pipe {
         }
     }
 
-    /// A listen goes on over lost channels: it is sent again as long as the backend comes back.
-    async fn listen_for_good(self: &Arc<Self>, emit: &Emitter, call: &Call) -> Event {
-        let mut acknowledged = Acknowledged::No;
-        loop {
-            match self.run(emit, call, acknowledged).await {
-                Ok(event) => return event,
-                Err(Fault::OutcomeUnknown { .. }) if !self.closed.is_cancelled() => {}
-                Err(fault) => return Event::Fail(fault),
-            }
-            acknowledged = Acknowledged::Yes;
-        }
-    }
-
     fn outgoing(&self, call: &Call, number: u64) -> Bytes {
         let id = Id::from_number(number);
         match self.dialect {
@@ -544,12 +509,9 @@ impl Pipe {
 impl Conversation for Pipe {
     fn call(self: Arc<Self>, call: Call) -> Events {
         let is_listen = call.request.method() == method::LISTEN;
+        let limit = if is_listen { Duration::MAX } else { self.options.timeout };
         generate(|emit| async move {
-            if is_listen {
-                return self.listen_for_good(&emit, &call).await;
-            }
-            let ran =
-                tokio::time::timeout(self.options.timeout, self.run(&emit, &call, Acknowledged::No)).await;
+            let ran = tokio::time::timeout(limit, self.run(&emit, &call)).await;
             let outcome = ran.unwrap_or_else(|_| Err(self.options.late(Deadline::Total)));
             if let Ok(Event::Done(reply)) = &outcome {
                 self.restore.note(&call.request, reply);

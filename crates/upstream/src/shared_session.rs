@@ -11,19 +11,19 @@ use crate::scopes::everybody;
 use async_trait::async_trait;
 use drawbridge_core::backend::Unsolicited;
 use drawbridge_core::call::{Call, Emitter, Event, Events, generate};
-use drawbridge_core::{Client, Conversation, Fault, Principal, Tasks};
+use drawbridge_core::{Client, Conversation, Fault, Tasks};
 use drawbridge_wire::message::Field;
 use drawbridge_wire::{Id, Message, json, method};
 use futures_util::StreamExt as _;
 use parking_lot::Mutex;
 
 use crate::changes::listen::{Caller, Hubs};
-use crate::changes::{Filter, Listeners};
+use crate::changes::{self, Filter, Listeners};
 use crate::described::{LegacyConversation, Refused, Replaceable};
 use crate::inbox::Inbox;
 use crate::legacy;
 use crate::modern;
-use crate::tasks::session::SessionTasks;
+use crate::tasks::session::{SessionTasks, need_extension};
 
 /// How long the backend may take to say whether it tells of a resource.
 const SUBSCRIBE_TIME: Duration = Duration::from_secs(10);
@@ -44,7 +44,7 @@ pub(crate) struct SharedSession {
     /// Cloned by each call while it runs.
     calls: Arc<()>,
     /// Kept alive for the session, which holds it weakly.
-    _ear: Arc<Ear>,
+    ear: Arc<Ear>,
 }
 
 /// Takes what the session tells unasked.
@@ -52,18 +52,25 @@ struct Ear {
     listeners: Arc<Listeners>,
     tasks: Arc<SessionTasks>,
     /// Whose session it is.
-    principal: Principal,
+    client: Arc<Client>,
 }
 
 impl Unsolicited for Ear {
     fn deliver(&self, event: Event) {
         match event {
-            Event::Notify(message) => {
-                if message.method() == method::TOOLS_LIST_CHANGED {
-                    self.tasks.forget_tools();
+            Event::Notify(message) => match message.method().as_ref() {
+                method::TASKS_STATUS => {
+                    if let Some(id) = message.text(Field::TaskId) {
+                        self.tasks.tell(&self.client, &id, &self.listeners);
+                    }
                 }
-                self.listeners.tell(&message);
-            }
+                method => {
+                    if method == method::TOOLS_LIST_CHANGED {
+                        self.tasks.forget_tools();
+                    }
+                    self.listeners.tell(&message);
+                }
+            },
             // No call is known to have caused it, and nobody listens for asks.
             Event::Asks(round) => legacy::refuse_round(*round),
             _ => {}
@@ -71,7 +78,7 @@ impl Unsolicited for Ear {
     }
 
     fn is_shared(&self) -> bool {
-        self.principal == everybody()
+        self.client.principal == everybody()
     }
 }
 
@@ -82,7 +89,7 @@ impl SharedSession {
         let ear = Arc::new(Ear {
             listeners: listeners.clone(),
             tasks: session_tasks.clone(),
-            principal: client.principal.clone(),
+            client: client.clone(),
         });
         let sink: Weak<dyn Unsolicited> = Arc::downgrade(&(ear.clone() as Arc<dyn Unsolicited>));
         session.attach(sink);
@@ -96,7 +103,7 @@ impl SharedSession {
             open: Mutex::default(),
             hubs: std::sync::OnceLock::new(),
             calls: Arc::default(),
-            _ear: ear,
+            ear,
         })
     }
 
@@ -118,16 +125,25 @@ impl SharedSession {
         Arc::strong_count(&self.calls) > 1
     }
 
-    /// The events of a call, which keep the session busy until they are dropped.
+    /// The events of a call, which keep the session busy until they are dropped. What changes is for all that listen, also
+    /// where the backend says it in a call.
     fn counted(&self, events: Events) -> Events {
-        let running = self.calls.clone();
-        Box::pin(events.inspect(move |_| {
+        let (running, ear) = (self.calls.clone(), self.ear.clone());
+        Box::pin(events.inspect(move |event| {
             let _ = &running;
+            if let Event::Notify(message) = event
+                && changes::is_change(message)
+            {
+                ear.deliver(Event::Notify(message.clone()));
+            }
         }))
     }
 
     async fn listen(self: Arc<Self>, emit: &Emitter, call: &Call) -> Result<Event, Fault> {
         let wanted = Filter::read(call.request.raw(Field::Notifications).unwrap_or(b"{}"));
+        if !wanted.task_ids.is_empty() {
+            need_extension(&call.client)?;
+        }
         *self.open.lock() += 1;
         let mut listening =
             Listening { shared: self.clone(), number: None, filter: Filter::default(), asking: None };
@@ -149,6 +165,7 @@ impl SharedSession {
         if let Some(number) = listening.number {
             self.listeners.set(number, honoured.clone());
         }
+        inbox.stands_for(honoured.clone());
         emit.emit(modern::acknowledged(&honoured.write())).await;
         inbox.beside(emit, std::future::pending()).await
     }
@@ -270,7 +287,7 @@ impl Replaceable for SharedSession {
     fn call_or_refuse(self: Arc<Self>, call: Call, refused: Refused) -> Events {
         let shared = self.clone();
         let events = match call.request.method().as_ref() {
-            method::LISTEN => self.listen_or_refuse(call, refused),
+            method::LISTEN => return self.listen_or_refuse(call, refused),
             method::TOOLS_CALL => self.session_tasks.clone().call_tool(call, refused),
             tasks if tasks.starts_with("tasks/") => self.session_tasks.clone().about_task(call),
             _ => self.session.clone().call_or_refuse(call, refused),

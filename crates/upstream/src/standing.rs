@@ -112,7 +112,7 @@ impl Standing {
     fn tell_once_heard(&self, subscription: Arc<Subscription>, change: u64, new: Filter) {
         let Some(sink) = self.sink.clone().filter(|_| !new.is_empty()) else { return };
         self.tasks.spawn("tell once heard", async move {
-            subscription.heard(change).await;
+            subscription.heard(change, None).await;
             if let Some(sink) = sink.upgrade() {
                 new.everything().into_iter().for_each(|message| sink.deliver(Event::Notify(message)));
             }

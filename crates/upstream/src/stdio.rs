@@ -16,7 +16,7 @@ use drawbridge_core::call::{Call, Emitter, Event, Events, forward, generate};
 use drawbridge_core::fault::{Bounded, Deadline};
 use drawbridge_core::metrics::{Gauge, Held};
 use drawbridge_core::{Answers, Backend, BackendName, Client, Conversation, Description, Fault, Tasks};
-use drawbridge_wire::{Id, Message};
+use drawbridge_wire::{Id, Message, method};
 use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
@@ -542,10 +542,10 @@ impl StdioBackend {
         }
         if dialect == Dialect::Modern {
             let everybody = self.everybody();
-            if scope == Scope::Profile {
-                return Ok(everybody);
-            }
             let (hubs, tasks) = (self.hubs.clone(), self.launcher.tasks.clone());
+            if scope == Scope::Profile {
+                return Ok(Arc::new(Stateless { everybody, hubs }));
+            }
             let home = home_of(&self.launcher.options, scope);
             let shared = home.map(|home| (home, self.board.clone()));
             let standing = Standing::new(hubs, client.clone(), sink, tasks, shared);
@@ -667,6 +667,33 @@ impl Backend for StdioBackend {
             channel.receiver.close(&*self.launcher).await;
         }
     }
+}
+
+/// The conversation of stateless clients with a stateless program.
+struct Stateless {
+    everybody: Arc<dyn LegacyConversation>,
+    hubs: Arc<Hubs>,
+}
+
+#[async_trait]
+impl Conversation for Stateless {
+    fn call(self: Arc<Self>, call: Call) -> Events {
+        if call.request.method() == method::LISTEN {
+            return generate(|emit| async move { self.hubs.listen(&emit, &call).await });
+        }
+        self.everybody.clone().call(call)
+    }
+
+    async fn notify(&self, notification: Message) {
+        self.everybody.notify(notification).await;
+    }
+
+    fn listen(self: Arc<Self>) {}
+
+    fn stop_listening(&self) {}
+
+    /// The process is everybody's.
+    async fn close(&self) {}
 }
 
 /// A conversation whose dialect is found out with its first call.

@@ -341,3 +341,45 @@ async fn a_resource_that_the_backend_does_not_tell_of_can_not_be_subscribed_to()
     assert_eq!(refused["error"]["code"], -32601, "{refused}");
     assert_eq!(session.call("resources/unsubscribe", json!({ "uri": "a://1" })).await["result"], json!({}));
 }
+
+#[tokio::test]
+async fn a_listen_goes_on_when_its_stateless_backend_is_replaced_by_one_that_has_only_sessions() {
+    let stateless = Arc::new(Mutex::new(Vec::<Stream>::new()));
+    let opened = stateless.clone();
+    let backend = Backend::start(move |r| {
+        let opened = opened.clone();
+        async move {
+            if r.rpc() != "subscriptions/listen" {
+                return modern(&r);
+            }
+            let (reply, stream) = Reply::stream();
+            let method = "notifications/subscriptions/acknowledged";
+            let params = json!({ "notifications": r.body["params"]["notifications"] });
+            stream.event(&json!({ "jsonrpc": "2.0", "method": method, "params": params })).await;
+            opened.lock().await.push(stream);
+            reply
+        }
+    })
+    .await;
+    let gateway = in_front_of(&backend, "", "").await;
+    let mut stream = listen(&gateway.modern(), &json!({ "toolsListChanged": true })).await;
+    assert_eq!(honoured(&mut stream).await, json!({ "toolsListChanged": true }));
+    let sessions = Arc::new(Mutex::new(Vec::<Stream>::new()));
+    let opened = sessions.clone();
+    backend.behave(move |r| {
+        let opened = opened.clone();
+        async move {
+            if r.rpc() != "GET" || r.header("mcp-session-id").is_empty() {
+                return legacy(&r, "s");
+            }
+            let (reply, stream) = Reply::stream();
+            opened.lock().await.push(stream);
+            reply
+        }
+    });
+    stateless.lock().await.clear();
+    eventually(PATIENCE, async || !sessions.lock().await.is_empty()).await;
+    sessions.lock().await[0].event(&json!({ "jsonrpc": "2.0", "method": CHANGES[0] })).await;
+    let heard = async { while stream.message().await["method"] != CHANGES[0] {} };
+    tokio::time::timeout(PATIENCE, heard).await.unwrap();
+}

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
 use drawbridge_testkit::backend::{Backend, Reply, Request, legacy, modern, text_result};
-use drawbridge_testkit::client::{Modern, text};
+use drawbridge_testkit::client::{Modern, Reply as Answer, text};
 use drawbridge_testkit::{PATIENCE, eventually};
 use serde_json::{Value, json};
 use tokio::sync::broadcast;
@@ -289,4 +289,93 @@ async fn r116_a_client_without_the_extension_gets_the_end_of_a_task_as_its_answe
     let key = asked["inputRequests"].as_object().unwrap().keys().next().unwrap();
     let retry = super::retry(&params, json!({ key: { "action": "cancel" } }), &asked);
     assert_eq!(text(&modern.call("tools/call", retry).await), r#"{"action":"cancel"}"#);
+}
+
+/// Opens a listen for these tasks; its stream begins with the acknowledgement.
+async fn listen_to(modern: &Modern, ids: &[&str]) -> (Answer, Value) {
+    let wanted = json!({ "notifications": { "taskIds": ids } });
+    let mut stream = modern.request("subscriptions/listen", wanted).await;
+    let ack = stream.message().await["params"]["notifications"].clone();
+    (stream, ack)
+}
+
+#[tokio::test]
+async fn r118_a_stateless_client_that_listens_to_tasks_of_a_session_is_told_how_they_stand() {
+    let tasks = WithTasks::start().await;
+    let streams = Arc::new(Mutex::new(Vec::new()));
+    let opened = streams.clone();
+    let (answers, _) = broadcast::channel::<Value>(16);
+    tasks.backend.behave(move |r| {
+        let (opened, answers) = (opened.clone(), answers.clone());
+        async move {
+            if r.rpc() != "GET" || r.header("mcp-session-id").is_empty() {
+                return WithTasks::answer(r, &answers, &Mutex::default().into()).await;
+            }
+            let (reply, stream) = Reply::stream();
+            opened.lock().unwrap().push(stream);
+            reply
+        }
+    });
+    let gateway = in_front_of(&tasks.backend, "era: legacy", "").await;
+    let modern = Modern::new(&gateway.client(), "/mcp", with_extension(all()));
+    let (mut stream, ack) = listen_to(&modern, &["done", "fails"]).await;
+    assert_eq!(ack, json!({ "taskIds": ["done", "fails"] }));
+    eventually(PATIENCE, async || !streams.lock().unwrap().is_empty()).await;
+    let upstream = streams.lock().unwrap()[0].clone();
+    let status = |id: &str| {
+        let params = json!({ "taskId": id, "status": "working", "createdAt": "2026-08-01T10:00:00Z",
+                             "lastUpdatedAt": "2026-08-01T10:00:00Z", "ttl": 60000 });
+        json!({ "jsonrpc": "2.0", "method": "notifications/tasks/status", "params": params })
+    };
+    for id in ["never", "done", "fails"] {
+        upstream.event(&status(id)).await;
+    }
+    // Of "never" it did not want to hear.
+    let done = stream.message().await;
+    assert_eq!(done["method"], "notifications/tasks");
+    let task = &done["params"];
+    assert_eq!((&task["taskId"], &task["status"]), (&json!("done"), &json!("completed")), "{done}");
+    assert_eq!((&task["result"]["isError"], &task["ttlMs"]), (&json!(false), &json!(60000)));
+    assert!(task.get("resultType").is_none());
+    assert!(!task["_meta"]["io.modelcontextprotocol/subscriptionId"].is_null());
+    assert_eq!(stream.message().await["params"]["error"]["message"], "broken");
+    let unaware = Modern::new(&gateway.client(), "/mcp", all());
+    let wanted = json!({ "notifications": { "taskIds": ["done"] } });
+    let refused = unaware.call("subscriptions/listen", wanted).await;
+    assert_eq!(refused["error"]["code"], -32021, "{refused}");
+}
+
+#[tokio::test]
+async fn a_stateless_client_hears_of_its_own_tasks_at_a_stateless_backend() {
+    let streams = Arc::new(Mutex::new(Vec::new()));
+    let opened = streams.clone();
+    let backend = Backend::start(move |r| {
+        let opened = opened.clone();
+        async move {
+            if r.rpc() != "subscriptions/listen" {
+                return modern(&r);
+            }
+            let (reply, stream) = Reply::stream();
+            let params = json!({ "notifications": r.body["params"]["notifications"], "_meta": {} });
+            let method = "notifications/subscriptions/acknowledged";
+            stream.event(&json!({ "jsonrpc": "2.0", "method": method, "params": params })).await;
+            opened.lock().unwrap().push(stream);
+            reply
+        }
+    })
+    .await;
+    let gateway = in_front_of(&backend, "era: modern", "").await;
+    let client = Modern::new(&gateway.client(), "/mcp", with_extension(all()));
+    let (mut one, ack) = listen_to(&client, &["t1"]).await;
+    assert_eq!(ack, json!({ "taskIds": ["t1"] }));
+    let (mut other, _) = listen_to(&client, &["t2"]).await;
+    let asked = backend.requests_of("subscriptions/listen").pop().unwrap();
+    assert_eq!(asked.body["params"]["notifications"], json!({ "taskIds": ["t1", "t2"] }));
+    let upstream = streams.lock().unwrap().last().unwrap().clone();
+    for id in ["t2", "t1"] {
+        let params = json!({ "taskId": id, "status": "working" });
+        upstream.event(&json!({ "jsonrpc": "2.0", "method": "notifications/tasks", "params": params })).await;
+    }
+    assert_eq!(one.message().await["params"]["taskId"], "t1");
+    assert_eq!(other.message().await["params"]["taskId"], "t2");
 }

@@ -138,7 +138,8 @@ impl Encoder {
             | method::RESOURCES_LIST_CHANGED
             | method::RESOURCES_UPDATED
             // Of the other era: the client comes back when its user is done.
-            | method::ELICITATION_COMPLETE => false,
+            | method::ELICITATION_COMPLETE
+            | method::TASKS_STATUS => false,
             _ => true,
         };
         relevant.then(|| Payload::from(message.bytes().clone()))

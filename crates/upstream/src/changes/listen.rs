@@ -1,16 +1,16 @@
-//! Listening to a stateless backend for clients with sessions: one stream of the backend for all of one kind, which
-//! names what any of them wants. To want something else, another stream is opened before the first is let go.
+//! Listening to a stateless backend: one stream of the backend for all clients of one kind, which names what any of them
+//! wants. To want something else, another stream is opened before the first is let go.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use drawbridge_core::backend::Unsolicited;
-use drawbridge_core::call::{Call, Event, Events};
+use drawbridge_core::call::{Call, Emitter, Event, Events, Reply};
 use drawbridge_core::fault::Deadline;
 use drawbridge_core::{Client, Fault, ProfileKey, Retry, Tasks};
 use drawbridge_wire::message::Field;
-use drawbridge_wire::{Id, Message, json, method};
+use drawbridge_wire::{Id, Message, code, json, method};
 use futures_util::{FutureExt as _, StreamExt as _};
 use parking_lot::Mutex;
 use tokio::sync::watch;
@@ -18,6 +18,8 @@ use tokio::time::Instant;
 use tokio_util::future::FutureExt as _;
 
 use super::{Filter, Listeners, MAX_URIS};
+use crate::inbox::Inbox;
+use crate::modern;
 
 /// Starts a call of the backend.
 pub(crate) type Caller = Arc<dyn Fn(Call) -> Events + Send + Sync>;
@@ -32,13 +34,20 @@ const FOR_GOOD: Duration = Duration::from_secs(365 * 24 * 3600);
 /// Those who listen to one stateless backend, by client profile.
 pub(crate) struct Hubs {
     caller: Caller,
+    listens: Caller,
     tasks: Tasks,
     hubs: Mutex<HashMap<ProfileKey, Weak<Hub>>>,
 }
 
 impl Hubs {
+    /// Those who listen to the backend that `caller` calls.
     pub(crate) fn new(caller: Caller, tasks: Tasks) -> Self {
-        Self { caller, tasks, hubs: Mutex::default() }
+        Self { listens: caller.clone(), caller, tasks, hubs: Mutex::default() }
+    }
+
+    /// The same, with another way to open streams.
+    pub(crate) fn listening_by(self, listens: Caller) -> Self {
+        Self { listens, ..self }
     }
 
     /// Starts calls of the backend that are not those of one client.
@@ -52,7 +61,7 @@ impl Hubs {
         hubs.retain(|_, hub| hub.strong_count() > 0);
         let key = client.profile();
         let hub = hubs.get(&key).and_then(Weak::upgrade).unwrap_or_else(|| {
-            let hub = Hub::start(self.caller.clone(), client.clone(), &self.tasks);
+            let hub = Hub::start(self.listens.clone(), client.clone(), &self.tasks);
             hubs.insert(key, Arc::downgrade(&hub));
             hub
         });
@@ -60,6 +69,85 @@ impl Hubs {
         let number = hub.listeners.enter(Filter::default(), to);
         Subscription { hub, number, filter: Mutex::default() }
     }
+
+    /// Runs the listen of a stateless client, until the backend ends it in good order or turns out not to be stateless
+    /// (any more). A stream that is lost is opened again: then all of it may have changed.
+    pub(crate) async fn listen(&self, emit: &Emitter, call: &Call) -> Event {
+        let wanted = Filter::read(call.request.raw(Field::Notifications).unwrap_or(b"{}"));
+        let inbox = Arc::<Inbox>::default();
+        let to: Weak<dyn Unsolicited> = Arc::downgrade(&(inbox.clone() as Arc<dyn Unsolicited>));
+        let subscription = self.subscription(&call.client, to);
+        let change = subscription.change(|filter| filter.clone_from(&wanted));
+        let mut now = subscription.hub.now.clone();
+        let heard = now.wait_for(|now| now.change >= change).await.map(|now| now.clone());
+        // Only a gateway that stops has nobody who follows.
+        let Ok(heard) = heard else { return Event::Fail(Fault::Draining) };
+        let Now { asked, honoured, refusal, ends, .. } = heard;
+        if let Some(refusal) = refusal.filter(|_| !wanted.without(&asked).is_empty()) {
+            return refusal.into();
+        }
+        let honoured = wanted.in_common(&honoured);
+        inbox.stands_for(honoured.clone());
+        emit.emit(modern::acknowledged(&honoured.write())).await;
+        let ended = now.wait_for(|now| now.ends > ends).map(|now| now.ok()?.end.clone());
+        let end = inbox.beside(emit, ended).await;
+        end.map_or(Event::Fail(Fault::Draining), |reply| Event::Done(Reply::clone(&reply)))
+    }
+}
+
+/// Why a stream was not opened.
+#[derive(Debug, Clone)]
+enum Refusal {
+    /// The backend answered otherwise than by acknowledging.
+    Answer(Arc<Reply>),
+    Fault(Fault),
+}
+
+impl Refusal {
+    /// Whether it would be the same a moment later.
+    fn is_final(&self) -> bool {
+        match self {
+            Self::Answer(reply) => matches!(
+                reply.message.error_code(),
+                code::METHOD_NOT_FOUND | code::INVALID_PARAMS | code::MISSING_CLIENT_CAPABILITY
+            ),
+            Self::Fault(fault) => fault.retry() == Retry::Useless,
+        }
+    }
+}
+
+impl From<Refusal> for Event {
+    fn from(refusal: Refusal) -> Self {
+        match refusal {
+            Refusal::Answer(reply) => Self::Done(Reply::clone(&reply)),
+            Refusal::Fault(fault) => Self::Fail(fault),
+        }
+    }
+}
+
+/// The answer of a backend that is not stateless (any more).
+pub(crate) fn not_stateless() -> Event {
+    Event::Done(modern::not_spoken())
+}
+
+/// Whether a listen has ended because the backend is not stateless (any more).
+pub(crate) fn is_not_stateless(event: &Event) -> bool {
+    matches!(event, Event::Done(reply) if reply.message.error_code() == code::UNSUPPORTED_PROTOCOL_VERSION)
+}
+
+/// What has come of the changes of what is wanted.
+#[derive(Debug, Clone, Default)]
+struct Now {
+    /// Up to which change the backend was asked.
+    change: u64,
+    /// What the open stream was asked for, and what of that it tells of.
+    asked: Filter,
+    honoured: Filter,
+    /// Why there is none that was asked for all that is wanted.
+    refusal: Option<Refusal>,
+    /// How often a stream was ended for good by the backend, and with what it was last.
+    ends: u64,
+    end: Option<Arc<Reply>>,
 }
 
 /// The listeners of one profile and the stream that serves them.
@@ -67,8 +155,7 @@ struct Hub {
     listeners: Arc<Listeners>,
     /// Counts the changes of what is wanted.
     wanted: watch::Sender<u64>,
-    /// Up to which change the backend was asked, and what it honours of that.
-    honoured: watch::Receiver<(u64, Filter)>,
+    now: watch::Receiver<Now>,
 }
 
 /// One client's part in a hub. Dropping it ends it.
@@ -90,10 +177,12 @@ impl Subscription {
         self.hub.bump()
     }
 
-    /// Resolves once the backend has said what of a change it tells of, or takes too long for that.
-    pub(crate) async fn heard(&self, change: u64) {
-        let mut honoured = self.hub.honoured.clone();
-        let _ = tokio::time::timeout(ACKNOWLEDGE_TIME, honoured.wait_for(|(done, _)| *done >= change)).await;
+    /// Resolves once the backend has said what of a change it tells of, or takes too long for that: whether it
+    /// tells of `uri`, if that is asked.
+    pub(crate) async fn heard(&self, change: u64, uri: Option<&str>) -> bool {
+        let mut now = self.hub.now.clone();
+        let told = tokio::time::timeout(ACKNOWLEDGE_TIME, now.wait_for(|now| now.change >= change)).await;
+        matches!(told, Ok(Ok(now)) if uri.is_none_or(|uri| now.honoured.uris.contains(uri)))
     }
 
     /// Adds a resource; resolves once the backend has said whether it tells of it.
@@ -106,10 +195,7 @@ impl Subscription {
         });
         // Dropped when the client goes before it has an answer, too.
         let mut undo = Undo { subscription: self, uri: Some(uri) };
-        let mut honoured = self.hub.honoured.clone();
-        let told =
-            tokio::time::timeout(ACKNOWLEDGE_TIME, honoured.wait_for(|(done, _)| *done >= change)).await;
-        let honoured = matches!(told, Ok(Ok(now)) if now.1.uris.contains(uri));
+        let honoured = self.heard(change, Some(uri)).await;
         if honoured {
             undo.uri = None;
         }
@@ -144,12 +230,12 @@ impl Hub {
     fn start(caller: Caller, client: Arc<Client>, tasks: &Tasks) -> Arc<Self> {
         let listeners = Arc::<Listeners>::default();
         let (wanted, changes) = watch::channel(0);
-        let (say, honoured) = watch::channel((0, Filter::default()));
+        let (say, now) = watch::channel(Now::default());
         let follow = Follow { caller, client, listeners: listeners.clone(), changes, say };
         let draining = tasks.drain_token().clone();
         let following = follow.run().with_cancellation_token_owned(draining);
         tasks.spawn("listen to stateless backend", following.map(drop));
-        Arc::new(Self { listeners, wanted, honoured })
+        Arc::new(Self { listeners, wanted, now })
     }
 
     fn bump(&self) -> u64 {
@@ -168,7 +254,7 @@ struct Follow {
     client: Arc<Client>,
     listeners: Arc<Listeners>,
     changes: watch::Receiver<u64>,
-    say: watch::Sender<(u64, Filter)>,
+    say: watch::Sender<Now>,
 }
 
 /// An acknowledged stream.
@@ -196,10 +282,9 @@ impl Follow {
             if wanted.is_empty() {
                 open = None;
                 missed = None;
-                self.say.send_replace((change, Filter::default()));
+                self.say(change, None, None);
             } else if is_served {
-                let honoured = open.as_ref().map(|open| open.honoured.clone()).unwrap_or_default();
-                self.say.send_replace((change, honoured));
+                self.say(change, open.as_ref(), None);
             } else if is_new || again <= Instant::now() {
                 match self.listen(&wanted).await {
                     Ok(next) => {
@@ -210,17 +295,15 @@ impl Follow {
                         if let Some(missed) = missed.take() {
                             self.listeners.tell_everything(&missed);
                         }
-                        self.say.send_replace((change, next.honoured.clone()));
+                        self.say(change, Some(&next), None);
                         open = Some(next);
                         since = Instant::now();
                         continue;
                     }
-                    Err(fault) => {
-                        tracing::debug!(error.code = fault.code(), "not listening: {fault}");
-                        self.say.send_replace((change, Filter::default()));
-                        // What it does not offer it will not offer a moment later.
-                        again =
-                            Instant::now() + if fault.retry() == Retry::Useless { FOR_GOOD } else { pause };
+                    Err(refusal) => {
+                        let wait = if refusal.is_final() { FOR_GOOD } else { pause };
+                        self.say(change, open.as_ref(), Some(refusal));
+                        again = Instant::now() + wait;
                         pause = (pause * 2).min(MAX_PAUSE);
                     }
                 }
@@ -238,8 +321,11 @@ impl Follow {
                 event = next => match event {
                     Some(Event::Notify(message)) => self.listeners.tell(&message),
                     Some(event) if !event.is_terminal() => {}
-                    // Ended, in good order or not: what is wanted is asked for again.
-                    _ => {
+                    // Ended, in good order or not: what is wanted still is asked for again.
+                    end => {
+                        if let Some(Event::Done(reply)) = end {
+                            self.end(reply);
+                        }
                         missed = open.take().map(|open| open.honoured);
                         if since.elapsed() > MAX_PAUSE {
                             pause = FIRST_PAUSE;
@@ -252,15 +338,37 @@ impl Follow {
         }
     }
 
+    fn say(&self, change: u64, open: Option<&Open>, refusal: Option<Refusal>) {
+        if let Some(refusal) = &refusal {
+            tracing::debug!(listen.refusal = ?refusal, "not listening");
+        }
+        self.say.send_modify(|now| {
+            now.change = change;
+            now.asked = open.map(|open| open.asked.clone()).unwrap_or_default();
+            now.honoured = open.map(|open| open.honoured.clone()).unwrap_or_default();
+            if let Some(Refusal::Answer(reply)) = &refusal
+                && reply.message.error_code() == code::UNSUPPORTED_PROTOCOL_VERSION
+            {
+                (now.ends, now.end) = (now.ends + 1, Some(reply.clone()));
+            }
+            now.refusal = refusal;
+        });
+    }
+
+    /// The backend has ended the stream by its answer.
+    fn end(&self, reply: Reply) {
+        self.say.send_modify(|now| (now.ends, now.end) = (now.ends + 1, Some(Arc::new(reply))));
+    }
+
     /// Tells what had come already on a stream that is let go.
     fn drain(&self, mut events: Events) {
-        while let Some(Some(Event::Notify(message))) = futures_util::FutureExt::now_or_never(events.next()) {
+        while let Some(Some(Event::Notify(message))) = events.next().now_or_never() {
             self.listeners.tell(&message);
         }
     }
 
     /// Opens a stream and waits for its acknowledgement.
-    async fn listen(&self, wanted: &Filter) -> Result<Open, Fault> {
+    async fn listen(&self, wanted: &Filter) -> Result<Open, Refusal> {
         let notifications = wanted.write();
         let params = json::object([("notifications", &notifications[..])]);
         let request = Message::request(&Id::from_number(1), method::LISTEN, &params);
@@ -272,17 +380,18 @@ impl Follow {
                     Event::Notify(message) if message.method() == method::SUBSCRIPTIONS_ACKNOWLEDGED => {
                         return Ok(wanted.honoured_by(message.raw(Field::Notifications).unwrap_or(b"{}")));
                     }
-                    Event::Fail(fault) => return Err(fault),
+                    Event::Fail(fault) => return Err(Refusal::Fault(fault)),
+                    Event::Done(reply) => return Err(Refusal::Answer(Arc::new(reply))),
                     event if event.is_terminal() => break,
                     _ => {}
                 }
             }
-            Err(Fault::method_not_found(method::LISTEN))
+            Err(Refusal::Fault(Fault::method_not_found(method::LISTEN)))
         };
         // It may be slow only now, so it is asked again.
         let late = || Fault::Timeout { backend: String::new(), deadline: Deadline::FirstByte };
-        let honoured =
-            tokio::time::timeout(ACKNOWLEDGE_TIME, acknowledged).await.unwrap_or_else(|_| Err(late()))?;
+        let acknowledged = tokio::time::timeout(ACKNOWLEDGE_TIME, acknowledged).await;
+        let honoured = acknowledged.unwrap_or_else(|_| Err(Refusal::Fault(late())))?;
         Ok(Open { events, asked: wanted.clone(), honoured })
     }
 }
@@ -295,9 +404,6 @@ mod tests {
     use drawbridge_wire::ProtocolVersion;
     use futures_util::stream;
     use tokio::sync::mpsc;
-
-    use crate::inbox::Inbox;
-    use crate::modern;
 
     /// A listen that a backend got, and the way to its stream.
     struct Got {

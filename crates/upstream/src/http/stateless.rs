@@ -2,25 +2,18 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
 
 use drawbridge_core::call::{Call, Emitter, Event, generate};
 use drawbridge_core::fault::Deadline;
 use drawbridge_core::{Client, Description, Fault};
-use drawbridge_wire::message::Field;
 use drawbridge_wire::{Id, Kind, Message, code, method};
 use http::{HeaderName, HeaderValue, StatusCode};
 
 use super::era;
 use super::shared::{Shared, trace_headers};
 use crate::answer::{self, Answer, EventStream};
-use crate::changes::Filter;
-use crate::changes::listen::Caller;
+use crate::changes::listen::{self, Caller};
 use crate::modern;
-
-/// How long to wait before a listen is sent again, at first and at most.
-const FIRST_PAUSE: Duration = Duration::from_millis(500);
-const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
 /// Why a call has no terminal event.
 pub(super) enum Stop {
@@ -68,7 +61,7 @@ pub(super) fn caller(shared: &Arc<Shared>) -> Caller {
             match run(&shared, &emit, &call).await {
                 Ok(event) => event,
                 Err(Stop::Fault(fault)) => Event::Fail(fault),
-                Err(Stop::NotModern) => Event::Fail(shared.options.bad_answer("it is stateless no more")),
+                Err(Stop::NotModern) => listen::not_stateless(),
             }
         })
     })
@@ -76,43 +69,16 @@ pub(super) fn caller(shared: &Arc<Shared>) -> Caller {
 
 /// Runs a call to its terminal event.
 pub(super) async fn run(shared: &Shared, emit: &Emitter, call: &Call) -> Result<Event, Stop> {
-    // A listen is meant to be quiet and to last.
     if call.request.method() == method::LISTEN {
-        return exchange(shared, emit, call, Some(&mut false)).await;
+        return exchange(shared, emit, call).await;
     }
     let limit = shared.options.timeout;
-    let ran = tokio::time::timeout(limit, exchange(shared, emit, call, None)).await;
+    let ran = tokio::time::timeout(limit, exchange(shared, emit, call)).await;
     ran.unwrap_or_else(|_| Err(shared.options.late(Deadline::Total).into()))
 }
 
-/// Runs a listen, which is sent again when its stream was lost: whoever listens is told that all may have changed.
-pub(super) async fn listen(shared: &Shared, emit: &Emitter, call: &Call) -> Result<Event, Stop> {
-    let mut acknowledged = false;
-    let mut pause = FIRST_PAUSE;
-    loop {
-        let begun = Instant::now();
-        match exchange(shared, emit, call, Some(&mut acknowledged)).await {
-            Err(Stop::Fault(fault)) if acknowledged => {
-                let name = &shared.options.name;
-                tracing::info!(backend.name = %name, error.code = fault.code(), "listening again: {fault}");
-            }
-            ended => return ended,
-        }
-        if begun.elapsed() > LONGEST_PAUSE {
-            pause = FIRST_PAUSE;
-        }
-        tokio::time::sleep(pause).await;
-        pause = (pause * 2).min(LONGEST_PAUSE);
-    }
-}
-
-/// Sends a call and follows its answer. A listen has `acknowledged`, which says whether its client has had that.
-async fn exchange(
-    shared: &Shared,
-    emit: &Emitter,
-    call: &Call,
-    acknowledged: Option<&mut bool>,
-) -> Result<Event, Stop> {
+/// Sends a call and follows its answer.
+async fn exchange(shared: &Shared, emit: &Emitter, call: &Call) -> Result<Event, Stop> {
     let id = next_id();
     let mut headers = era::headers(&call.request);
     headers.extend(call.params_headers.iter().filter_map(|(name, value)| {
@@ -125,8 +91,10 @@ async fn exchange(
         Answer::Message(status, message) if is_foreign(status, &message) => Err(Stop::NotModern),
         Answer::Message(_, message) => terminal(shared, message, &id),
         Answer::Stream(stream) => {
-            let stream = if acknowledged.is_some() { stream.patient() } else { *stream };
-            follow(shared, emit, stream, &id, acknowledged).await
+            // A listen is meant to be quiet and to last.
+            let is_listen = call.request.method() == method::LISTEN;
+            let stream = if is_listen { stream.patient() } else { *stream };
+            follow(shared, emit, stream, &id).await
         }
         Answer::Accepted => Err(shared.options.bad_answer("it accepts a request and answers nothing").into()),
         Answer::Other(StatusCode::BAD_REQUEST | StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED) => {
@@ -155,13 +123,7 @@ fn terminal(shared: &Shared, message: Message, id: &Id) -> Result<Event, Stop> {
         .ok_or_else(|| shared.options.bad_answer("its answer is neither a result nor an error").into())
 }
 
-async fn follow(
-    shared: &Shared,
-    emit: &Emitter,
-    mut stream: EventStream,
-    id: &Id,
-    mut acknowledged: Option<&mut bool>,
-) -> Result<Event, Stop> {
+async fn follow(shared: &Shared, emit: &Emitter, mut stream: EventStream, id: &Id) -> Result<Event, Stop> {
     let options = &shared.options;
     while let Some(message) = stream.next_message(options).await? {
         let is_answer = matches!(message.kind(), Kind::Result | Kind::Error);
@@ -170,16 +132,6 @@ async fn follow(
         }
         match modern::incoming(message, options.name.as_str()) {
             Some(event) if event.is_terminal() => return Ok(event),
-            Some(Event::Notify(message))
-                if message.method() == method::SUBSCRIPTIONS_ACKNOWLEDGED
-                    && acknowledged.as_mut().is_some_and(|before| std::mem::replace(*before, true)) =>
-            {
-                // Whatever changed meanwhile was not told.
-                let honoured = Filter::read(message.raw(Field::Notifications).unwrap_or(b"{}"));
-                for missed in honoured.everything() {
-                    emit.emit(Event::Notify(missed)).await;
-                }
-            }
             Some(event) => emit.emit(event).await,
             None => {
                 tracing::warn!(backend.name = %options.name, "a stateless backend sent a request, which it must not");

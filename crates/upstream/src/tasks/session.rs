@@ -4,7 +4,7 @@
 //! becomes a task; where it must and the client doesn't, the task is waited for here. The result of a task, and what it
 //! asks meanwhile, come in answer to `tasks/result`, which is sent once the client has to know of either.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -19,6 +19,7 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 
 use super::knows_extension;
+use crate::changes::Listeners;
 use crate::described::{LegacyConversation, Refused};
 
 /// What a list of tools said is believed for this long.
@@ -56,12 +57,33 @@ pub(crate) struct SessionTasks {
     tools: Mutex<Option<(Tools, Instant)>>,
     asking: tokio::sync::Mutex<()>,
     followed: Mutex<HashMap<String, Arc<Followed>>>,
+    /// Tasks of which something is to be told.
+    untold: Mutex<HashSet<String>>,
+    /// Held by who tells, so that what is told comes in order.
+    telling: tokio::sync::Mutex<()>,
+}
+
+/// Refuses what is about tasks to a client that did not say that it knows them.
+pub(crate) fn need_extension(client: &Client) -> Result<(), Fault> {
+    if knows_extension(client) {
+        return Ok(());
+    }
+    let needed = format!(r#"{{"requiredCapabilities":{{"extensions":{{"{TASKS_EXTENSION}":{{}}}}}}}}"#);
+    let what = "the client did not declare the extension for tasks";
+    Err(Fault::Rpc(RpcError::new(code::MISSING_CLIENT_CAPABILITY, what).with_data(needed)))
 }
 
 impl SessionTasks {
     pub(crate) fn new(session: Arc<dyn LegacyConversation>, tasks: Tasks) -> Arc<Self> {
-        let (tools, asking, followed) = (Mutex::default(), tokio::sync::Mutex::default(), Mutex::default());
-        Arc::new(Self { session, tasks, tools, asking, followed })
+        Arc::new(Self {
+            session,
+            tasks,
+            tools: Mutex::default(),
+            asking: tokio::sync::Mutex::default(),
+            followed: Mutex::default(),
+            untold: Mutex::default(),
+            telling: tokio::sync::Mutex::default(),
+        })
     }
 
     /// The list of tools has changed.
@@ -193,16 +215,11 @@ impl SessionTasks {
         if !self.offers_tasks().await? {
             return Err(Fault::method_not_found(&method));
         }
-        if !knows_extension(&call.client) {
-            let needed =
-                format!(r#"{{"requiredCapabilities":{{"extensions":{{"{TASKS_EXTENSION}":{{}}}}}}}}"#);
-            let what = "the client did not declare the extension for tasks";
-            return Err(Fault::Rpc(RpcError::new(code::MISSING_CLIENT_CAPABILITY, what).with_data(needed)));
-        }
+        need_extension(&call.client)?;
         let id = call.request.text(Field::TaskId);
         let id = id.ok_or_else(|| Fault::invalid_params("\"taskId\" must be a string"))?;
         match method.as_ref() {
-            method::TASKS_GET => self.get(call, &id).await,
+            method::TASKS_GET => self.get(&call.client, &id).await,
             method::TASKS_UPDATE => self.update(call, &id).await,
             method::TASKS_CANCEL => {
                 // A task that has ended can't be cancelled, which is no error in the extension.
@@ -213,8 +230,28 @@ impl SessionTasks {
         }
     }
 
-    async fn get(self: &Arc<Self>, call: &Call, id: &str) -> Result<Event, Fault> {
-        let state = self.ask(self.request(&call.client, method::TASKS_GET, id)).await?;
+    /// Tells `listeners` how a task stands. Told is what is so when it is looked at, once for all that happened before.
+    pub(crate) fn tell(self: &Arc<Self>, client: &Arc<Client>, id: &str, listeners: &Arc<Listeners>) {
+        let text = json::encode_string(id);
+        let bare = Message::notification(method::TASKS_CHANGED, &json::object([("taskId", text.as_bytes())]));
+        if !listeners.want(&bare) || !self.untold.lock().insert(id.to_owned()) {
+            return;
+        }
+        let (me, client, id, listeners) = (self.clone(), client.clone(), id.to_owned(), listeners.clone());
+        self.tasks.spawn("tell of task", async move {
+            let _turn = me.telling.lock().await;
+            me.untold.lock().remove(&id);
+            // Who is not told looks by itself.
+            let Ok(Event::Done(reply)) = me.get(&client, &id).await else { return };
+            if let Some(task) = reply.message.raw(Field::Result) {
+                let task = json::filter_members(task, |key| key != "resultType");
+                listeners.tell(&Message::notification(method::TASKS_CHANGED, &task));
+            }
+        });
+    }
+
+    async fn get(self: &Arc<Self>, client: &Arc<Client>, id: &str) -> Result<Event, Fault> {
+        let state = self.ask(self.request(client, method::TASKS_GET, id)).await?;
         if state.kind() == Kind::Error {
             return Ok(Event::Done(Reply { message: state, shape: Shape::Plain }));
         }
@@ -222,7 +259,7 @@ impl SessionTasks {
         let status = json::member(&task, "status").and_then(json::decode_string).unwrap_or_default();
         match status.as_ref() {
             "completed" | "failed" => {
-                let answer = self.ask(self.request(&call.client, method::TASKS_RESULT, id)).await?;
+                let answer = self.ask(self.request(client, method::TASKS_RESULT, id)).await?;
                 // A tool that failed has a result which says so; only an error is a failed task here.
                 let (status, key, field) = match answer.kind() {
                     Kind::Error => ("\"failed\"", "error", Field::Error),
@@ -232,7 +269,7 @@ impl SessionTasks {
                 Ok(flat(&task, "complete", &[(key, answer.raw(field).unwrap_or(b"{}"))]))
             }
             "input_required" => {
-                let asks = self.asks(&call.client, id).await;
+                let asks = self.asks(client, id).await;
                 Ok(flat(&task, "complete", &[("inputRequests", &asks)]))
             }
             _ => Ok(flat(&task, "complete", &[])),

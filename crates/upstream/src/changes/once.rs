@@ -1,0 +1,135 @@
+//! One stream of a stateless backend for all instances.
+//!
+//! Whoever needs a stream for a kind of clients first opens it, under a lease, and all others listen there: what they
+//! want is added to what it is asked for. When the owner is gone, each of them opens its own stream anew, and one
+//! becomes the owner. Where shared state is away, an instance listens by itself until that is back.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use drawbridge_core::call::{Call, Emitter, Event, forward, generate};
+use drawbridge_core::event_log::SessionKey;
+use drawbridge_core::fleet::relay::{self, CallFrame, Lost, frame, unframe};
+use drawbridge_core::fleet::{Channel, Held, Ownership, Peers, Service};
+use drawbridge_core::state::InstanceId;
+use drawbridge_core::{BackendName, Client, Fault, Tasks};
+
+use super::listen::{Caller, Hubs};
+use crate::options::Options;
+
+/// How often the owner is looked for anew before an instance listens by itself: one that is gone is known to be after some
+/// seconds.
+const TRIES: usize = 25;
+const PAUSE: Duration = Duration::from_millis(200);
+/// How often an instance that listens by itself looks whether it still has to.
+const LOOK_EVERY: Duration = Duration::from_secs(5);
+
+/// Opens streams that `direct` opens, once for all instances.
+pub(crate) fn caller(direct: &Caller, options: &Options, tasks: &Tasks) -> Caller {
+    let (peers, backend) = (options.peers.clone(), options.name.clone());
+    if !peers.state().is_fleet {
+        return direct.clone();
+    }
+    let streams = Hubs::new(direct.clone(), tasks.clone());
+    let once = Arc::new(Once { peers, backend, streams });
+    once.peers.serve(once.service(), Arc::new(Desk(Arc::downgrade(&once))));
+    Arc::new(move |call| {
+        let once = once.clone();
+        generate(|emit| async move { once.run(&emit, &call).await })
+    })
+}
+
+struct Once {
+    peers: Peers,
+    backend: BackendName,
+    /// Those of this instance and, where it is the owner, of the others.
+    streams: Hubs,
+}
+
+impl Once {
+    fn service(&self) -> String {
+        format!("listen:{}", self.backend)
+    }
+
+    /// Whose the stream for clients like `client` is; this instance's if it was nobody's. `None` if nobody knows.
+    async fn owner(&self, client: &Client) -> Option<Ownership> {
+        self.peers.confirm().await;
+        let kind = SessionKey(client.profile().digest());
+        self.peers.own(&format!("listen:{}:{kind}", self.backend)).await.ok()
+    }
+
+    async fn run(&self, emit: &Emitter, call: &Call) -> Event {
+        for _ in 0..TRIES {
+            match self.owner(&call.client).await {
+                None => break,
+                Some(Ownership::Mine { held, .. }) => return self.here(emit, &held, call).await,
+                Some(Ownership::Theirs(owner)) => {
+                    if let Some(last) = self.there(emit, &owner, call).await {
+                        return last;
+                    }
+                }
+            }
+            // It is about to give the lease back, or to be known to be gone.
+            tokio::time::sleep(PAUSE).await;
+        }
+        self.alone(emit, call).await
+    }
+
+    /// Listens here, for as long as this instance is the owner.
+    async fn here(&self, emit: &Emitter, held: &Held, call: &Call) -> Event {
+        tokio::select! {
+            last = self.streams.listen(emit, call) => last,
+            () = held.lost().cancelled() => Event::Fail(Fault::Draining),
+        }
+    }
+
+    /// Listens at the owner. `None` if that is not the owner, or gone.
+    async fn there(&self, emit: &Emitter, owner: &InstanceId, call: &Call) -> Option<Event> {
+        let opening = frame(&CallFrame::from(call), call.request.bytes());
+        let channel = self.peers.open(owner, &self.service(), opening).await.ok()?;
+        let elsewhere = Arc::new(AtomicBool::new(false));
+        let said = elsewhere.clone();
+        let events = relay::receive(channel, move |how| {
+            said.store(how == Lost::Elsewhere, Ordering::Release);
+            Event::Fail(Fault::Draining)
+        });
+        let last = forward(emit, events).await;
+        if elsewhere.load(Ordering::Acquire) { None } else { last }
+    }
+
+    /// Listens without an owner until there can be one.
+    async fn alone(&self, emit: &Emitter, call: &Call) -> Event {
+        let owned = async {
+            loop {
+                tokio::time::sleep(LOOK_EVERY).await;
+                if self.owner(&call.client).await.is_some() {
+                    return;
+                }
+            }
+        };
+        tokio::select! {
+            last = self.streams.listen(emit, call) => last,
+            () = owned => Event::Fail(Fault::Draining),
+        }
+    }
+}
+
+/// Where other instances listen.
+struct Desk(Weak<Once>);
+
+#[async_trait]
+impl Service for Desk {
+    async fn accept(&self, opening: Bytes, channel: Channel) {
+        let Some(once) = self.0.upgrade() else { return };
+        let call = unframe::<CallFrame>(&opening).and_then(|(call, request)| call.read(request));
+        let Some(call) = call else { return };
+        let Some(Ownership::Mine { held, .. }) = once.owner(&call.client).await else {
+            return relay::elsewhere(&channel).await;
+        };
+        let events = generate(|emit| async move { once.here(&emit, &held, &call).await });
+        relay::tell(channel, events).await;
+    }
+}
