@@ -8,6 +8,9 @@ One line per case; the last is 'N passed, N failed'.
 import base64, hashlib, http.client, json, os, pathlib, subprocess, sys, tempfile, time, urllib.parse, urllib.request
 
 HERE = pathlib.Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE / "tools"))
+sys.dont_write_bytecode = True
+from gateways import sign_in_token
 CONF = pathlib.Path(os.environ.get("CONF") or HERE.parent / ".tools").resolve()
 os.environ["CONF"] = str(CONF)
 keep = os.environ.pop("LOG", None)
@@ -129,7 +132,7 @@ def main():
     stop(idp)
     end, said = browse(ask, "e", "--stop-at", back)
     case("without the provider nobody logs in", end is None, end or said)
-    secret = subprocess.run([sys.executable, HERE / "tools/sign-in-token.py", about["data"] + "/drawbridge.db", "--scopes", "mcp:read mcp:write"], capture_output=True, text=True).stdout.strip()
+    secret = sign_in_token(about["database"], scopes="mcp:read mcp:write")
     case("issued tokens work without the provider", tools(secret)[0] == 200, tools(secret))
     idp, _ = start(*provider)                               # with other keys; for unknown ones it is asked each half minute
     for n in range(14):

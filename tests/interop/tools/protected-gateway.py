@@ -1,33 +1,42 @@
 #!/usr/bin/env python3
 """Starts a gateway that asks callers who they are (`auth.mode: embedded`), with a user, on loopback. Standard library only.
 
-protected-gateway.py [--auth JSON] [--public JSON] [--scopes login] [--dir DIR] [--port N] NAME=URL ...
-Prints one JSON line once it is ready: {"url": endpoint of the first backend or /mcp, "public": ..., "admin": ..., "pid": ..., "token": one
-of its user with these scopes, "data": ...}. --auth and --public are merged into those sections. DRAWBRIDGE names the binary;
-LOG=FILE keeps its output. With --dir DIR and --port N of an earlier one it is that one, started again.
+protected-gateway.py [--auth JSON] [--public JSON] [--scopes login] [--user alice ...] [--dir DIR] [--port N] [--instances N] NAME=URL|JSON ...
+Prints one JSON line once it is ready: {"url": its /mcp, "public": ..., "admin": ..., "pid": ..., "token": one of its user with these
+scopes, "tokens": those of its users by name, "database": URL}. --auth and --public are merged into those sections; a backend is an address, or a
+section as in the configuration. DRAWBRIDGE names the binary; LOG=FILE keeps its output. With --dir DIR and --port N of an earlier one it is that one, started again.
+With --instances N there are so many, with one PostgreSQL and one Redis, behind HAProxy (round robin). Then the line has no pid, but
+"steps", the balancer's log with the name of the instance that each request went to, and "pids", a file with the process of each by
+that name; one that was killed is started again.
 The gateway ends with this program, on a signal or when its parent dies, and this program with the gateway.
 """
-import argparse, ctypes, json, os, pathlib, re, shutil, signal, socket, subprocess, sys, tempfile
+import argparse, json, os, re, shutil, signal, subprocess, sys, tempfile
 
-HERE = pathlib.Path(__file__).resolve().parent
-ROOT = HERE.parents[2]
-
-
-def binary():
-    if os.environ.get("DRAWBRIDGE"): return os.path.abspath(os.environ["DRAWBRIDGE"])
-    found = [p for p in (ROOT / "target" / k / "drawbridge" for k in ("release", "debug")) if p.exists()]
-    if not found: sys.exit("no gateway: cargo build --release, or set DRAWBRIDGE to the binary")
-    return str(max(found, key=lambda p: p.stat().st_mtime))
+sys.dont_write_bytecode = True
+from gateways import Fleet, binary, die_with_parent, free_port, sign_in_token, told_to_end
 
 
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
+def tokens(o, database):
+    made = {user: sign_in_token(database, user, o.scopes) for user in o.user or ["alice"]}
+    return {"token": next(iter(made.values())), "tokens": made}
 
 
-def die_with_parent():
-    ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+def several(o, settings, tmp, port):
+    with open(os.environ.get("LOG") or os.path.join(tmp, "log"), "a") as log:
+        over = told_to_end()
+        fleet = Fleet(o.instances, settings, tmp, log, database=True, at=port)
+        pids = os.path.join(tmp, "pids.json")
+
+        def note():
+            with open(pids + ".new", "w") as file: json.dump({f"gateway-{n + 1}": p.pid for n, p in enumerate(fleet.gateways)}, file)
+            os.replace(pids + ".new", pids)
+
+        note()
+        print(json.dumps({"url": f"http://localhost:{port}/mcp", "public": f"http://localhost:{port}", **tokens(o, fleet.database), "database": fleet.database, "steps": fleet.steps, "pids": pids}), flush=True)
+        while not over.wait(.2):
+            if any(p.poll() is not None for p in fleet.gateways): fleet.revive(over); note()
+        fleet.end()
+    if not o.dir: shutil.rmtree(tmp, ignore_errors=True)
 
 
 def main():
@@ -36,15 +45,17 @@ def main():
     if os.getppid() != parent: return
     a = argparse.ArgumentParser()
     a.add_argument("--auth", type=json.loads, default={}); a.add_argument("--public", type=json.loads, default={})
-    a.add_argument("--scopes", default="login"); a.add_argument("--dir"); a.add_argument("--port", type=int); a.add_argument("backends", nargs="+")
+    a.add_argument("--scopes", default="login"); a.add_argument("--user", action="append"); a.add_argument("--dir"); a.add_argument("--port", type=int); a.add_argument("--instances", type=int, default=1); a.add_argument("backends", nargs="+")
     o = a.parse_args()
     tmp = o.dir or tempfile.mkdtemp(prefix="gateway-")
     os.makedirs(tmp, exist_ok=True)
     port = o.port or free_port()                            # its own URL has to be known before it listens
+    backends = {name: json.loads(what) if what.startswith("{") else {"url": what} for name, what in (b.split("=", 1) for b in o.backends)}
+    settings = {"public": {"url": f"http://localhost:{port}", **o.public}, "auth": {"mode": "embedded", **o.auth}, "backends": backends}
+    if o.instances > 1: return several(o, settings, tmp, port)
     data, config = os.path.join(tmp, "data"), os.path.join(tmp, "drawbridge.yaml")
-    with open(config, "w") as file:                         # JSON is YAML
-        json.dump({"public": {"listen": f"127.0.0.1:{port}", "url": f"http://localhost:{port}", **o.public}, "admin": {"listen": "127.0.0.1:0"}, "data_dir": data,
-                   "auth": {"mode": "embedded", **o.auth}, "backends": {name: {"url": url} for name, url in (b.split("=", 1) for b in o.backends)}}, file)
+    settings["public"] = {"listen": f"127.0.0.1:{port}", **settings["public"]}
+    with open(config, "w") as file: json.dump({**settings, "admin": {"listen": "127.0.0.1:0"}, "data_dir": data}, file)    # JSON is YAML
     p = subprocess.Popen([binary(), "serve", "--config", config], cwd=tmp, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, preexec_fn=die_with_parent)
     over = []
 
@@ -62,8 +73,8 @@ def main():
         if m := re.match(r"listening (public|admin)=(\S+)", re.sub(r"\x1b\[[0-9;]*m", "", line)): at[m[1]] = m[2]
         if len(at) == 2:
             ready = True
-            token = subprocess.run([sys.executable, HERE / "sign-in-token.py", os.path.join(data, "drawbridge.db"), "--scopes", o.scopes], capture_output=True, text=True, check=True).stdout.strip()
-            print(json.dumps({"url": f"http://localhost:{port}/mcp", "public": f"http://localhost:{port}", "admin": at["admin"], "pid": p.pid, "token": token, "data": data}), flush=True)
+            database = f"sqlite:{data}/drawbridge.db"
+            print(json.dumps({"url": f"http://localhost:{port}/mcp", "public": f"http://localhost:{port}", "admin": at["admin"], "pid": p.pid, **tokens(o, database), "database": database}), flush=True)
     code = p.wait()
     if not o.dir: shutil.rmtree(tmp, ignore_errors=True)
     if not ready:
