@@ -5,7 +5,7 @@
 #   core      node 22, the conformance suite, our everything server, conformance client and identity provider     290 MB, 35 s
 #   clients   TypeScript SDK 1 and 2, Python SDK 1 and 2, fastmcp, inspector, mcp-remote           2 min
 #   backends  reference servers: everything, filesystem, memory, time, git, fetch, sqlite, fastmcp
-#   browser   playwright-core and axe-core, and Debian's chromium where none is installed (apt, as root)
+#   browser   playwright-core, axe-core and a TypeScript SDK, and Debian's chromium where none is installed (apt, as root)
 #   agents    claude-code, codex, gemini-cli (1 GB); no test of the default set needs them
 # What is there already at the named version is left alone (below 1 s).
 set -euo pipefail
@@ -73,7 +73,7 @@ for part in "$@"; do
       venv fastmcp fastmcp==4.2.3 ;;
     browser)
       command -v chromium >/dev/null || { apt update; DEBIAN_FRONTEND=noninteractive apt install -y --no-install-recommends chromium fonts-dejavu-core; }
-      npmi browser playwright-core@1.65.1 axe-core@4.14.1; put browser "$here/clients/pages.mjs" ;;
+      npmi browser playwright-core@1.65.1 axe-core@4.14.1 @modelcontextprotocol/client@2.4.0; put browser "$here/clients/pages.mjs" ;;
     agents)
       npmi claude @anthropic-ai/claude-code@2.1.332
       npmi codex @openai/codex@0.171.0

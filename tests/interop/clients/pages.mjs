@@ -1,26 +1,43 @@
-// The gateway's pages in Chromium; pages.sh starts it.
+// The gateway's pages in Chromium; pages.sh starts it, with a backend, and another at which each user has an account, at the provider ISSUER.
 import { spawn } from 'node:child_process';
 import { createHash, randomBytes } from 'node:crypto';
 import { createServer } from 'node:http';
 import { mkdirSync, readFileSync } from 'node:fs';
 import { createRequire } from 'node:module';
+import { Client, StreamableHTTPClientTransport } from '@modelcontextprotocol/client';
 import { chromium } from 'playwright-core';
 const axe = readFileSync(createRequire(import.meta.url).resolve('axe-core/axe.min.js'), 'utf8');
-const { SHOTS, GATEWAY, DIR, BACKEND } = process.env;
+const { SHOTS, GATEWAY, DIR, BACKEND, TRACKER, ISSUER } = process.env, INSTANCES = Number(process.env.INSTANCES ?? 3);
 mkdirSync(SHOTS, { recursive: true });
 
 let passed = 0, failed = 0;
 const check = (name, ok, said = '') => { ok ? passed++ : failed++; console.log(`${ok ? 'ok' : 'FAILED'} ${name}${ok ? '' : `: ${typeof said === 'string' ? said : JSON.stringify(said)}`.slice(0, 500)}`); };
 
 let child;
-const gateway = (...more) => new Promise((ready, no) => { // a gateway; the same one again with its port
-  child = spawn('python3', [GATEWAY, '--dir', DIR, '--auth', JSON.stringify({ registration: { dcr: 'open' }, name: 'Acme tools' }), ...more, `everything=${BACKEND}`], { stdio: ['ignore', 'pipe', 'inherit'] });
+const tracker = JSON.stringify({ url: TRACKER, auth: { kind: 'user_oauth', issuer: ISSUER } });
+const gateway = (...more) => new Promise((ready, no) => { // one or several; the same one again with its port
+  child = spawn('python3', [GATEWAY, '--dir', DIR, '--instances', INSTANCES, '--user', 'alice', '--user', 'bob', '--auth', JSON.stringify({ registration: { dcr: 'open' }, name: 'Acme tools' }), ...more, `everything=${BACKEND}`, `tracker=${tracker}`], { stdio: ['ignore', 'pipe', 'inherit'] });
   let text = '';
   child.stdout.on('data', d => { text += d; if (text.includes('\n')) ready(JSON.parse(text)); });
   child.on('exit', () => no(new Error('the gateway has ended')));
 });
 let about = await gateway();
 const P = about.public, port = new URL(P).port;
+
+// Which instances have answered what, since `from`: the balancer's log says so once an answer is over.
+const lines = () => about.steps ? readFileSync(about.steps, 'utf8').trim().split('\n') : [];
+const served = (from, path) => lines().slice(from).flatMap(l => { const m = /\] (gateway-\d+) .* (GET|POST) (\S+)$/.exec(l); return m && path.test(`${m[2]} ${m[3]}`) ? [m[1]] : []; });
+const soon = async what => { for (let n = 0; n < 150; n++) { const is = await what(); if (is) return is; await new Promise(r => setTimeout(r, 100)); } };
+const crash = async path => { // kills the instance that has answered this last; where there is one alone, it comes back
+  if (INSTANCES > 1) {
+    const name = await soon(() => served(0, path).at(-1)), pid = JSON.parse(readFileSync(about.pids))[name];
+    process.kill(pid, 'SIGKILL');
+    return name;
+  }
+  const ended = new Promise(r => child.removeAllListeners('exit').on('exit', r));
+  process.kill(about.pid, 'SIGKILL'); await ended;
+  about = await gateway('--port', port);
+};
 
 // What a client is answered at, on this machine.
 const app = createServer((q, s) => { s.setHeader('content-type', 'text/html'); s.end('<!doctype html><html lang="en"><title>App</title><h1>Back in the app</h1>'); });
@@ -58,6 +75,109 @@ const look = async (page, what) => { // pictures of it, and what axe says of eac
 };
 const arrived = async page => { await page.waitForURL(u => u.href.startsWith(back), { timeout: 10000 }); return new URL(page.url()).searchParams; };
 const heading = page => page.locator('h1').innerText();
+const words = {
+  'en-GB': { connect: 'Connect an account', connected: 'Connected', agree: 'did not agree', old: 'too old', another: 'belongs to another account', failed: 'was not accepted', error: 'This did not work', list: 'Your accounts at other services', no: 'not connected', yes: 'Connected' },
+  'de-CH': { connect: 'Konto verbinden', connected: 'Verbunden', agree: 'nicht zugestimmt', old: 'zu alt', another: 'gehört zu einem anderen Konto', failed: 'nicht angenommen', error: 'Das hat nicht geklappt', list: 'Ihre Konten bei anderen Diensten', no: 'nicht verbunden', yes: 'Verbunden' }
+};
+
+// A client calls a tool of a backend at which each user has an account, and this one has none yet: from the link to the call that works.
+const connecting = async ({ locale, user, era, prefix, other }) => {
+  const say = words[locale], ok = (what, is, said) => check(`${era} client, ${locale}: ${what}`, is, said);
+  const page = await person(locale), from = lines().length;
+  const is = async (title, text) => await heading(page) === title && (await page.locator('main').innerText()).includes(text);
+  const signIn = async (page, token) => { await page.fill('#token', token); await page.click('button[type=submit]'); };
+  // Login and consent, of a person who is then signed in with this browser.
+  await page.goto(ask());
+  await signIn(page, about.tokens[user]);
+  await page.click('button[value=allow]');
+  const code = (await arrived(page)).get('code');
+  const { access_token } = await (await fetch(`${P}/token`, { method: 'POST', body: new URLSearchParams({ grant_type: 'authorization_code', client_id: client, code, redirect_uri: back, code_verifier: verifier }) })).json();
+  if (INSTANCES > 1) ok('each instance has had a part in the login', await soon(() => new Set(served(from, /(\/authorize|\/login|\/consent|\/token)$/)).size === INSTANCES), lines().slice(from));
+  await page.goto(`${P}/connections`);
+  ok('the list of accounts says that there is none yet', await is(say.list, say.no), await page.content());
+  await look(page, `${prefix}connections-none`);
+
+  // The call. One that speaks 2026-07-28 is asked, says that it goes on, and its call waits; the other is told where, and calls again.
+  const mcp = new Client({ name: 'pages', version: '1' }, { capabilities: { elicitation: { url: {} } }, versionNegotiation: { mode: era === 'modern' ? { pin: '2026-07-28' } : era } });
+  let goOn, told, link;
+  const going = new Promise(r => { goOn = r; });
+  const asked = new Promise(r => mcp.setRequestHandler('elicitation/create', async q => { r(q.params.url); await going; return { action: 'accept' }; }));
+  const complete = new Promise(r => mcp.setNotificationHandler('notifications/elicitation/complete', n => r(n.params.elicitationId)));
+  await mcp.connect(new StreamableHTTPClientTransport(new URL(`${P}/mcp`), { requestInit: { headers: { authorization: `Bearer ${access_token}` } } }));
+  const names = async () => (await mcp.listTools()).tools.map(t => t.name).filter(n => n.startsWith('tracker__'));
+  const call = () => mcp.callTool({ name: 'tracker__whoami', arguments: {} }, { timeout: 120000 });
+  ok('until it is connected the backend has one tool', String(await names()) === 'tracker__connect', await names());
+  const first = call().catch(e => e);
+  if (era === 'legacy') { told = await first; link = told.data?.elicitations?.[0]?.url; } else link = await Promise.race([asked, first]);
+  ok(`the call is answered with a link${era === 'legacy' ? ', by the error -32042' : ''}`, String(link).startsWith(`${P}/connect/tracker?e=`) && (!told || told.code === -32042), told ?? link);
+
+  // Somebody else opens it, and it is opened after it was changed.
+  const stranger = await person(locale);
+  await stranger.goto(link);
+  await signIn(stranger, other);
+  ok('somebody else is turned away', await heading(stranger) === say.error && (await stranger.locator('[role=alert]').innerText()).includes(say.another), await stranger.content());
+  await look(stranger, `${prefix}connect-other`);
+  await stranger.context().close();
+  const changed = await page.goto(link.slice(0, -5) + (link.at(-5) === 'A' ? 'B' : 'A') + link.slice(-4));
+  ok('a link that was changed is refused', changed.status() === 400 && await is(say.error, say.old), await page.content());
+
+  // The user denies at the provider, after having logged in there.
+  const go = async () => {
+    await page.goto(link);
+    await page.click('button[type=submit]');
+    await page.waitForURL(u => u.href.startsWith(ISSUER));
+  };
+  await page.goto(link);
+  ok('the page says what is connected, where, and as whom', await is(say.connect, 'tracker (127.0.0.1)') && await is(say.connect, user), await page.content());
+  await look(page, `${prefix}connect`);
+  await go();
+  await page.fill('[name=user]', `${user}-at-tracker`); await page.click('[value=allow]');
+  await page.waitForSelector('text=lets another service act'); await page.click('[value=deny]');
+  await page.waitForURL(u => u.href.startsWith(P));
+  ok('who denies at the provider is told that nothing is connected', await is(say.error, say.agree), await page.content());
+  await look(page, `${prefix}connect-denied`);
+
+  // The provider's answer says that it is another's.
+  await fetch(`${ISSUER}/_test/set?iss=http://another.example`);
+  await go(); await page.click('[value=allow]');
+  await page.waitForURL(u => u.href.startsWith(P));
+  await fetch(`${ISSUER}/_test/set`);
+  ok('an answer of another server is not accepted', await is(say.error, say.failed), await page.content());
+  await look(page, `${prefix}connect-failed`);
+
+  // And then agrees, in a provider that has forgotten who it is; the instance that sent the browser there is gone when it comes back.
+  const before = lines().length;
+  await page.context().clearCookies({ domain: new URL(ISSUER).hostname });
+  await go();
+  const left = INSTANCES > 1 && (era === 'legacy' ? await crash(/^POST \/connect\/tracker$/) : await soon(() => served(before, /^POST \/connect\/tracker$/).at(-1)));
+  goOn();
+  await page.fill('[name=user]', `${user}-at-tracker`); await page.click('[value=allow]');
+  await page.waitForSelector('text=lets another service act'); await page.click('[value=allow]');
+  await page.waitForURL(u => u.href.startsWith(`${P}/connect/callback/`));
+  ok('who agrees is told that it is connected', await is(say.connected, 'tracker'), await page.content());
+  if (INSTANCES > 1) ok('the browser has come back to another instance than the one that it left', await soon(() => served(before, /^GET \/connect\/callback\/tracker$/).at(-1)) !== left, [left, ...lines().slice(before)]);
+  const came = page.url();
+  await look(page, `${prefix}connected`);
+  if (era === 'legacy') {
+    const heard = await Promise.race([complete, new Promise(r => setTimeout(r, 15000))]);
+    ok('the client hears that it is done', heard && heard === told.data.elicitations[0].elicitationId, heard);
+  }
+  const answer = await (era === 'legacy' ? call() : first);
+  ok(`its call works${era === 'legacy' ? '' : ', without being sent again'}, with the account of the user`, answer?.content?.[0]?.text.includes(`"${user}-at-tracker"`), answer);
+  ok('and all tools are there', (await names()).length > 5, await names());
+  const again = await page.goto(came);
+  ok('the way back is good once', again.status() === 400 && await is(say.error, say.old), await page.content());
+  await look(page, `${prefix}connect-used`);
+
+  await page.goto(`${P}/connections`);
+  ok('the list of accounts has it', await is(say.list, say.yes) && !await is(say.list, say.no), await page.content());
+  await look(page, `${prefix}connections`);
+  await page.click('form[action="/connections/tracker/disconnect"] button');
+  ok('it can be disconnected', await soon(() => is(say.list, say.no)), await page.content());
+  ok('then there is one tool again', await soon(async () => String(await names()) === 'tracker__connect'), await names());
+  await mcp.close();
+  await page.context().close();
+};
 
 try {
   // Sign in, at first with a wrong token; the gateway is killed and another goes on; consent to less than all.
@@ -71,14 +191,13 @@ try {
   check('and the field is marked', await p.locator('#token').getAttribute('aria-invalid') === 'true');
   check('what was typed is not on the page', !(await p.content()).includes('drb_pat_wrong'));
   await look(p, 'sign-in-wrong');
-  const ended = new Promise(r => child.removeAllListeners('exit').on('exit', r));
-  process.kill(about.pid, 'SIGKILL'); await ended;
-  about = await gateway('--port', port);
+  const killed = await crash(/^POST \/login$/);
   await p.fill('#token', about.token); await p.click('button[type=submit]');
   check('another instance goes on with the login', await heading(p) === 'Allow access?', await p.content());
+  if (killed) check('it is another one', await soon(() => served(0, /^POST \/login$/).at(-1) !== killed), killed);
   check('the name of the client is shown as it is', (await p.locator('.client').innerText()).includes(`“${name}”`), await p.locator('.client').innerText());
   check('where it goes is shown', (await p.locator('dl').innerText()).includes(String(app.address().port)), await p.locator('dl').innerText());
-  check('who is signed in is shown', (await p.locator('dl').innerText()).includes('Alice'));
+  check('who is signed in is shown', (await p.locator('dl').innerText()).includes('alice'));
   await look(p, 'consent');
   const cookies = await p.context().cookies(P);
   check('cookies are for the server alone', cookies.length === 2 && cookies.every(c => c.httpOnly && c.sameSite === 'Lax' && c.path === '/'), cookies);
@@ -174,6 +293,9 @@ try {
   check('and gets a token, opens a session and lists tools in both eras', used.hello === 200 && used.session && used.list === 200 && used.tools && used.modern === 200, used);
   const refused = await w.evaluate(P => fetch(`${P}/token`, { method: 'POST', body: 'grant_type=x' }).then(r => r.json()).then(j => j.error), P);
   check('an error of the token endpoint is readable too', ['unsupported_grant_type', 'invalid_client', 'invalid_request'].includes(refused), refused);
+
+  await connecting({ locale: 'en-GB', user: 'alice', era: 'legacy', prefix: '', other: about.tokens.bob });
+  await connecting({ locale: 'de-CH', user: 'bob', era: 'modern', prefix: 'de-', other: about.tokens.alice });
 
   // Twice as large letters.
   await d.goto(ask({ client_id: elsewhere, redirect_uri: 'https://notes.example/callback' }));

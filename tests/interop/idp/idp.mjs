@@ -1,10 +1,11 @@
 #!/usr/bin/env node
 // An OpenID Connect provider and OAuth 2.1 authorization server for tests (npm oidc-provider). Login and consent happen by
-// themselves: whoever comes is the login_hint, or --user; `root` has the group `admin`, all others have `user`.
+// themselves: whoever comes is the login_hint, or --user; `root` has the group `admin`, all others have `user`. With --ask
+// there are pages for both: a field `user`, and buttons `allow` and `deny`.
 //
 //   node idp.mjs [--port 0] [--host 127.0.0.1] [--user alice] [--ttl 300] [--scopes "mcp:read mcp:write"]
 //                [--client ID --secret SECRET --redirect URI ...]   a client with a secret, such as the gateway
-//                [--deny] [--resource URL ...] [--no-dcr] [--no-cimd] [--opaque]
+//                [--ask] [--deny] [--resource URL ...] [--no-dcr] [--no-cimd] [--opaque]
 // The first line on stdout is JSON: {"ready":true,"url":ISSUER,"issuer":...}. Keys are new at every start.
 // GET /_test/set?user=root&deny=1&nonce=other&iss=other changes what it does from now on; what isn't named is as it was at
 // the start. nonce=TEXT puts that nonce into ID tokens, iss=TEXT that issuer into redirects, iss=none leaves it out.
@@ -20,7 +21,7 @@ const { values: o } = parseArgs({
     user: { type: 'string', default: 'alice' }, ttl: { type: 'string', default: '300' },
     client: { type: 'string' }, secret: { type: 'string' }, redirect: { type: 'string', multiple: true },
     resource: { type: 'string', multiple: true }, scopes: { type: 'string', default: 'mcp:read mcp:write' },
-    deny: { type: 'boolean', default: false }, opaque: { type: 'boolean', default: false },
+    ask: { type: 'boolean', default: false }, deny: { type: 'boolean', default: false }, opaque: { type: 'boolean', default: false },
     'no-dcr': { type: 'boolean', default: false }, 'no-cimd': { type: 'boolean', default: false }
   }
 });
@@ -35,6 +36,7 @@ const clients = [
   { client_id: 'public', token_endpoint_auth_method: 'none', grant_types: ['authorization_code', 'refresh_token'], redirect_uris: ['http://127.0.0.1/callback'], response_types: ['code'], application_type: 'native' }
 ];
 if (o.client) clients.push({ client_id: o.client, client_secret: o.secret, grant_types: ['authorization_code', 'refresh_token'], redirect_uris: o.redirect, response_types: ['code'] });
+const page = (title, form) => `<!doctype html><html lang="en"><meta name="viewport" content="width=device-width"><title>${title}</title><h1>${title}</h1><form method="post">${form}<button name="answer" value="allow">Continue</button> <button name="answer" value="deny">Cancel</button></form>`;
 const seen = [];
 let now = {};                                          // what /_test/set asks for
 
@@ -107,8 +109,17 @@ server.listen(Number(o.port), o.host, () => {
     if (!path.startsWith('/interaction/')) return handle(req, res);
     try {
       const { prompt, params, session } = await provider.interactionDetails(req, res);
-      if (o.deny || now.deny) return await provider.interactionFinished(req, res, { error: 'access_denied', error_description: 'denied by the test' });
-      if (prompt.name === 'login') return await provider.interactionFinished(req, res, { login: { accountId: now.user ?? params.login_hint ?? o.user } });
+      let asked = new URLSearchParams();
+      if (o.ask) {
+        if (req.method !== 'POST') {
+          res.setHeader('content-type', 'text/html');
+          return res.end(prompt.name === 'login' ? page('Log in', '<p><label>User <input name="user" autofocus></label></p>') : page('Agree', `<p>${session.accountId} lets another service act.</p>`));
+        }
+        const parts = []; for await (const part of req) parts.push(part);
+        asked = new URLSearchParams(Buffer.concat(parts).toString());
+      }
+      if (o.deny || now.deny || asked.get('answer') === 'deny') return await provider.interactionFinished(req, res, { error: 'access_denied', error_description: 'denied by the test' });
+      if (prompt.name === 'login') return await provider.interactionFinished(req, res, { login: { accountId: now.user ?? (asked.get('user') || params.login_hint || o.user) } });
       const grant = new provider.Grant({ accountId: session.accountId, clientId: params.client_id });
       const { missingOIDCScope, missingResourceScopes } = prompt.details;
       if (missingOIDCScope) grant.addOIDCScope(missingOIDCScope.join(' '));
