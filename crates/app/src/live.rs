@@ -260,7 +260,9 @@ impl Wired {
                     let counted = self.metrics.backend(name);
                     let recalling = Recalling::new(made.backend, backend.cache, &self.peers, counted);
                     let whole: Arc<dyn Backend> = match made.accounts {
-                        Some(accounts) => Personal::new(recalling.clone(), accounts, &self.work.backends),
+                        Some(accounts) => {
+                            Personal::new(recalling.clone(), accounts, &self.peers, &self.work.backends)
+                        }
                         None => recalling.clone(),
                     };
                     Kept { basis, backend: whole, recalling }

@@ -4,6 +4,9 @@
 //! is not, calls are answered with the link under which it can be: the engine asks the client to have a URL opened, in
 //! the way that this client answers; who can't be asked so is told in words. Lists have one tool, which gives the link.
 //! When the account is connected, sessions and listeners hear that all lists have changed.
+//!
+//! A session may be told at another instance than the one that gave it the link, so the links of a session are in its
+//! state.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -28,7 +31,9 @@ use crate::call::{
 };
 use crate::client::{Answers, Client, Principal};
 use crate::endpoint::SERVER_INFO;
+use crate::event_log::SessionKey;
 use crate::fault::Fault;
+use crate::fleet::Peers;
 use crate::tasks::Tasks;
 
 /// The tool that there is while an account is not connected.
@@ -45,6 +50,10 @@ const WAIT: Duration = Duration::from_secs(20);
 const AGAIN: Duration = Duration::from_secs(1);
 /// Links that a session is told of when they are done.
 const MAX_LINKS: usize = 16;
+/// How long they are remembered, which is longer than they are good.
+const LINKS_TIME: Duration = Duration::from_secs(3600);
+/// A value that was overtaken so often is given up.
+const TRIES: usize = 8;
 
 /// Where a user can connect an account.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -102,13 +111,20 @@ pub struct Personal {
     inner: Arc<dyn Backend>,
     accounts: Arc<dyn Accounts>,
     guests: Guests,
+    peers: Peers,
 }
 
 type Guests = Arc<Mutex<Vec<Weak<Guest>>>>;
 
 impl Personal {
-    /// The backend `inner`, of whose accounts `accounts` knows. What sessions are told is told by one of `tasks`.
-    pub fn new(inner: Arc<dyn Backend>, accounts: Arc<dyn Accounts>, tasks: &Tasks) -> Arc<Self> {
+    /// The backend `inner`, of whose accounts `accounts` knows. What sessions are told is told by one of `tasks`, also
+    /// where one of `peers` has given them a link.
+    pub fn new(
+        inner: Arc<dyn Backend>,
+        accounts: Arc<dyn Accounts>,
+        peers: &Peers,
+        tasks: &Tasks,
+    ) -> Arc<Self> {
         let guests = Guests::default();
         let (told, mut changes, drain) =
             (Arc::downgrade(&guests), accounts.changes(), tasks.drain_token().clone());
@@ -136,7 +152,7 @@ impl Personal {
             };
             telling.with_cancellation_token_owned(drain).await;
         });
-        Arc::new(Self { inner, accounts, guests })
+        Arc::new(Self { inner, accounts, guests, peers: peers.clone() })
     }
 }
 
@@ -171,7 +187,7 @@ impl Backend for Personal {
             inner: self.inner.clone().open(client, scope, sink.clone()),
             accounts: self.accounts.clone(),
             client: client.clone(),
-            links: Mutex::default(),
+            links: Links::new(&self.peers, self.inner.name(), scope),
             is_listening: AtomicBool::new(false),
             sink,
         });
@@ -214,9 +230,82 @@ struct Guest {
     accounts: Arc<dyn Accounts>,
     client: Arc<Client>,
     sink: Option<Weak<dyn Unsolicited>>,
-    /// Links that were given to the client of a session.
-    links: Mutex<VecDeque<String>>,
+    links: Links,
     is_listening: AtomicBool,
+}
+
+/// The names of links that were given to the client of a session.
+struct Links {
+    /// Those that are not known to be done.
+    open: Mutex<VecDeque<String>>,
+    /// Those that the client was told of.
+    told: Mutex<VecDeque<String>>,
+    /// Where all instances know of them, if there are several.
+    shared: Option<(Peers, SessionKey)>,
+    field: String,
+}
+
+fn remember(names: &mut VecDeque<String>, name: String) {
+    if names.len() >= MAX_LINKS {
+        names.pop_front();
+    }
+    names.push_back(name);
+}
+
+impl Links {
+    fn new(peers: &Peers, backend: &BackendName, scope: Scope) -> Self {
+        let shared = match scope {
+            Scope::Session(key) if peers.state().is_fleet => Some((peers.clone(), key)),
+            _ => None,
+        };
+        let (open, told) = (Mutex::default(), Mutex::default());
+        Self { open, told, shared, field: format!("links:{backend}") }
+    }
+
+    /// A link was given.
+    async fn give(&self, name: String) {
+        remember(&mut self.open.lock(), name.clone());
+        let Some((peers, key)) = &self.shared else { return };
+        let sessions = &peers.state().sessions;
+        for _ in 0..TRIES {
+            // Where that can't be had, the client hears of it only at this instance.
+            let Ok(old) = sessions.get(*key, &self.field).await else { return };
+            let mut all: VecDeque<String> = old.as_ref().map(read).unwrap_or_default();
+            remember(&mut all, name.clone());
+            let new = Bytes::from(serde_json::to_vec(&all).unwrap_or_default());
+            let put = match &old {
+                Some(old) => sessions.replace(*key, &self.field, old, new, LINKS_TIME).await,
+                None => {
+                    let now = sessions.put_if_absent(*key, &self.field, new.clone(), LINKS_TIME).await;
+                    now.map(|now| now == new)
+                }
+            };
+            if put != Ok(false) {
+                return;
+            }
+        }
+    }
+
+    /// They are done: those that the client was not told of here. It may hear of one at two instances.
+    async fn take(&self) -> Vec<String> {
+        let shared = match &self.shared {
+            Some((peers, key)) => peers.state().sessions.get(*key, &self.field).await.ok().flatten(),
+            None => None,
+        };
+        let mut done: Vec<String> = std::mem::take(&mut *self.open.lock()).into();
+        let mut told = self.told.lock();
+        for name in shared.as_ref().map(read).unwrap_or_default() {
+            if !done.contains(&name) && !told.contains(&name) {
+                done.push(name);
+            }
+        }
+        done.iter().for_each(|name| remember(&mut told, name.clone()));
+        done
+    }
+}
+
+fn read(names: &Bytes) -> VecDeque<String> {
+    serde_json::from_slice(names).unwrap_or_default()
 }
 
 /// Lists that may change, how a client says that it listens to them, and how it is told.
@@ -235,8 +324,7 @@ impl Guest {
     async fn changed(&self) {
         let Some(sink) = self.sink.as_ref().and_then(Weak::upgrade) else { return };
         if self.accounts.is_connected(&self.client.principal).await.unwrap_or(false) {
-            let done = std::mem::take(&mut *self.links.lock());
-            for link in done {
+            for link in self.links.take().await {
                 let params = json::object([("elicitationId", json::encode_string(&link).as_bytes())]);
                 sink.deliver(Event::Notify(Message::notification(method::ELICITATION_COMPLETE, &params)));
             }
@@ -260,7 +348,7 @@ impl Guest {
         let round = round.map_or(0, |(round, _)| round);
         match self.accounts.is_connected(&call.client.principal).await {
             Ok(true) => {}
-            Ok(false) => return self.instead(&call, round),
+            Ok(false) => return self.instead(&call, round).await,
             Err(fault) => return Event::Fail(fault),
         }
         let asks_for_link = call.request.method() == method::TOOLS_CALL
@@ -270,8 +358,8 @@ impl Guest {
         }
         match forward(emit, self.inner.clone().call(call.clone())).await {
             // Nothing was done.
-            Some(Event::Fail(Fault::NotConnected { .. })) => self.instead(&call, round),
-            Some(Event::Fail(fault @ Fault::NotAllowed { .. })) => self.denied(&call, fault),
+            Some(Event::Fail(Fault::NotConnected { .. })) => self.instead(&call, round).await,
+            Some(Event::Fail(fault @ Fault::NotAllowed { .. })) => self.denied(&call, fault).await,
             // A host that has not listed again; the backend itself may have such a tool.
             Some(Event::Done(reply)) if asks_for_link && reply.is_error() => {
                 told_well(&call, &self.is_done())
@@ -285,12 +373,12 @@ impl Guest {
     }
 
     /// The answer to a call of somebody who is not let in. That may change with another login.
-    fn denied(&self, call: &Call, fault: Fault) -> Event {
+    async fn denied(&self, call: &Call, fault: Fault) -> Event {
         match call.request.method().as_ref() {
             // For whoever asks, and not only for the program.
             method::TOOLS_CALL => told(call, &fault.to_string()),
             method::PROMPTS_GET | method::RESOURCES_READ => Event::Fail(fault),
-            _ => self.instead(call, 0),
+            _ => self.instead(call, 0).await,
         }
     }
 
@@ -312,7 +400,7 @@ impl Guest {
     }
 
     /// The answer to a call without an account.
-    fn instead(&self, call: &Call, round: u32) -> Event {
+    async fn instead(&self, call: &Call, round: u32) -> Event {
         let empty = |entries: &str| done(&json::object([(entries, &b"[]"[..])]));
         match call.request.method().as_ref() {
             method::TOOLS_LIST => done(&json::object([("tools", &self.tools()[..])])),
@@ -320,7 +408,7 @@ impl Guest {
             method::RESOURCES_LIST => empty("resources"),
             method::RESOURCES_TEMPLATES_LIST => empty("resourceTemplates"),
             method::SET_LEVEL | method::PING => done(b"{}"),
-            method::TOOLS_CALL | method::PROMPTS_GET | method::RESOURCES_READ => self.ask(call, round),
+            method::TOOLS_CALL | method::PROMPTS_GET | method::RESOURCES_READ => self.ask(call, round).await,
             _ => Event::Fail(Fault::NotConnected { backend: self.name.to_string() }),
         }
     }
@@ -341,7 +429,7 @@ impl Guest {
     }
 
     /// Asks for an account.
-    fn ask(&self, call: &Call, round: u32) -> Event {
+    async fn ask(&self, call: &Call, round: u32) -> Event {
         let (name, link_name) = (&self.name, format!("{:032x}", rand::random::<u128>()));
         let Some(url) = self.accounts.link(&call.client.principal, &link_name) else {
             let text = format!(
@@ -375,11 +463,7 @@ impl Guest {
                 Event::Asks(Box::new(Round { asks, resume: Resume::State(Some(state)), source: None }))
             }
             Answers::Live => {
-                let mut links = self.links.lock();
-                if links.len() >= MAX_LINKS {
-                    links.pop_front();
-                }
-                links.push_back(link.name.clone());
+                self.links.give(link.name.clone()).await;
                 Event::Fail(Fault::ConnectFirst { backend: name.to_string(), link })
             }
         }

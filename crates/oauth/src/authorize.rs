@@ -10,7 +10,7 @@ use crate::browser::{Browser, Login};
 use crate::clients::Shared;
 use crate::form::{self, Form, Twice};
 use crate::limits::Limited;
-use crate::pages::{self, ErrorPage};
+use crate::pages::{self, ErrorPage, Way};
 use crate::text::{Text, printable};
 use crate::transaction::{Transaction, scopes};
 use crate::{Inner, redirect};
@@ -53,7 +53,7 @@ impl Inner {
         text: &'static Text,
     ) -> Result<Transaction, Box<Response<Body>>> {
         let page = |status, what: &str, detail: Option<&str>| {
-            let page = ErrorPage { status, what, detail };
+            let page = ErrorPage { status, what, detail, way: Way::Nowhere };
             Box::new(page.render(text, &self.options.resource_name))
         };
         let malformed = |detail: &str| page(StatusCode::BAD_REQUEST, text.bad_request, Some(detail));
@@ -190,7 +190,18 @@ impl Inner {
 
     /// A page that says what went wrong.
     pub(crate) fn trouble(&self, text: &Text, status: StatusCode, what: &str) -> Response<Body> {
-        ErrorPage { status, what, detail: None }.render(text, &self.options.resource_name)
+        self.trouble_on_the_way(text, status, what, Way::Nowhere)
+    }
+
+    /// The same, with a way on.
+    pub(crate) fn trouble_on_the_way(
+        &self,
+        text: &Text,
+        status: StatusCode,
+        what: &str,
+        way: Way<'_>,
+    ) -> Response<Body> {
+        ErrorPage { status, what, detail: None, way }.render(text, &self.options.resource_name)
     }
 }
 

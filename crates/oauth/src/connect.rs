@@ -32,7 +32,7 @@ use crate::errand::{Errand, Visit};
 use crate::form::Form;
 use crate::limits::Limited;
 use crate::login::hex;
-use crate::pages::{self, Account, Accounts, Connect, Connected};
+use crate::pages::{self, Account, Accounts, Connect, Connected, Way};
 use crate::text::{Text, printable};
 
 /// What was begun is over after this many seconds.
@@ -131,6 +131,11 @@ impl Inner {
         }
     }
 
+    /// A link or a page is too old, or another browser's.
+    fn too_old(&self, text: &Text, status: StatusCode) -> Response<Body> {
+        self.trouble_on_the_way(text, status, text.link_expired, Way::Accounts)
+    }
+
     fn away(&self, text: &Text, error: &dyn std::fmt::Display) -> Response<Body> {
         tracing::warn!("an account can't be connected now: {error}");
         self.trouble(text, StatusCode::SERVICE_UNAVAILABLE, text.unavailable)
@@ -138,8 +143,14 @@ impl Inner {
 }
 
 impl Visitor<'_> {
+    /// A page that leads to the user's accounts.
     fn page(&self, status: StatusCode, what: &str) -> Response<Body> {
-        self.inner.trouble(self.text, status, what)
+        self.inner.trouble_on_the_way(self.text, status, what, Way::Accounts)
+    }
+
+    /// What lets somebody else log in and come back to `path`.
+    fn switch(&self, path: &str) -> String {
+        Errand::Visit(Visit::by_another(path.to_owned(), &self.browser)).seal(self.inner)
     }
 
     /// What somebody is shown who can't connect. The particulars are for the operator.
@@ -204,18 +215,20 @@ async fn asked(
     let (mut path, mut link) = (format!("/connect/{backend}"), None);
     if let Some(sealed) = sealed.filter(|sealed| sealed.len() <= MAX_LINK) {
         let opened = connections.link(sealed).filter(|link| link.backend == *backend);
-        let old = || Box::new(inner.trouble(text, StatusCode::BAD_REQUEST, text.link_expired));
+        let old = || Box::new(inner.too_old(text, StatusCode::BAD_REQUEST));
         link = Some(opened.ok_or_else(old)?);
         path = format!("{path}?e={sealed}");
     }
-    let visitor = inner.visitor(headers, path, text).await?;
+    let visitor = inner.visitor(headers, path.clone(), text).await?;
+    let switch = visitor.switch(&path);
     if link.is_some_and(|link| link.user != visitor.user.id) {
         tracing::warn!(
             backend.name = backend,
             user.id = visitor.user.id,
             "a link to connect an account was opened by another user than it was made for"
         );
-        return Ok(visitor.page(StatusCode::FORBIDDEN, text.other_account));
+        let way = Way::Switch(&switch);
+        return Ok(inner.trouble_on_the_way(text, StatusCode::FORBIDDEN, text.other_account, way));
     }
     if is_by_login && visitor.has_just_logged_in(headers).await {
         // That was all that was needed.
@@ -233,8 +246,8 @@ async fn asked(
     let form = Sealed::Form(Whose::now(&visitor.user, &visitor.browser, backend)).seal(inner);
     let gateway = &inner.options.resource_name;
     let user = visitor.shown();
-    let page =
-        Connect { text, gateway, transaction: &form, backend, host: &host, server: &server, user: &user };
+    let (host, server, user, switch) = (&host, &server, &user, &switch);
+    let page = Connect { text, gateway, transaction: &form, backend, host, server, user, switch };
     Ok(pages::page(StatusCode::OK, &page))
 }
 
@@ -275,13 +288,13 @@ async fn sent<'a>(
     }
     let (head, body) = request.into_parts();
     let form = Form::read(&head.headers, body).await;
-    let form = form.map_err(|_| page(StatusCode::BAD_REQUEST, text.link_expired))?;
+    let form = form.map_err(|_| Box::new(inner.too_old(text, StatusCode::BAD_REQUEST)))?;
     let visitor = inner.visitor(&head.headers, "/connections".to_owned(), text).await?;
     match form.get("transaction").and_then(|sealed| Sealed::open(inner, sealed)) {
         Some(Sealed::Form(whose)) if whose.is(&visitor.user, &visitor.browser, backend) => {
             Ok((visitor, form))
         }
-        _ => Err(page(StatusCode::FORBIDDEN, text.link_expired)),
+        _ => Err(Box::new(inner.too_old(text, StatusCode::FORBIDDEN))),
     }
 }
 
@@ -304,19 +317,21 @@ async fn came_back(
     headers: &HeaderMap,
     text: &'static Text,
 ) -> Result<Response<Body>, Page> {
-    let page = |status, what| Box::new(inner.trouble(text, status, what));
+    let too_old = |status| Box::new(inner.too_old(text, status));
     let state = form.get("state").unwrap_or_default();
     let Some(Sealed::State { whose, attempt }) = Sealed::open(inner, state) else {
-        return Err(page(StatusCode::BAD_REQUEST, text.link_expired));
+        return Err(too_old(StatusCode::BAD_REQUEST));
     };
     // Each backend has its own place, so that one's server can't answer for another.
     if whose.backend != backend {
         tracing::warn!(backend.name = backend, "an answer for {} came to another backend", whose.backend);
-        return Err(page(StatusCode::BAD_REQUEST, text.connect_failed));
+        let way = Way::Accounts;
+        let page = inner.trouble_on_the_way(text, StatusCode::BAD_REQUEST, text.connect_failed, way);
+        return Err(Box::new(page));
     }
     let browser = Browser::of(inner, headers);
     if Login::of(inner, headers, &browser).is_none() {
-        return Err(page(StatusCode::FORBIDDEN, text.link_expired));
+        return Err(too_old(StatusCode::FORBIDDEN));
     }
     let visitor = inner.visitor(headers, "/connections".to_owned(), text).await?;
     if !whose.is(&visitor.user, &visitor.browser, backend) {
@@ -324,12 +339,12 @@ async fn came_back(
             backend.name = backend,
             "an account came back to another browser or user, or too late"
         );
-        return Err(page(StatusCode::FORBIDDEN, text.link_expired));
+        return Err(too_old(StatusCode::FORBIDDEN));
     }
     let once = format!("connect:{}", hex(&token::hash(state).0[..16]));
     match inner.claims.claim(&once, ONCE).await {
         Ok(true) => {}
-        Ok(false) => return Err(page(StatusCode::BAD_REQUEST, text.link_expired)),
+        Ok(false) => return Err(too_old(StatusCode::BAD_REQUEST)),
         Err(why) => return Err(Box::new(inner.away(text, &why))),
     }
     let came = CameBack { code: form.get("code"), error: form.get("error"), iss: form.get("iss") };
@@ -371,6 +386,24 @@ pub(crate) async fn disconnect(
     }
 }
 
+/// `POST /connections/switch`: somebody else logs in.
+pub(crate) async fn switch(State(inner): State<Shared>, request: Request<Body>) -> Response<Body> {
+    let text = Text::of(request.headers());
+    if !inner.is_own_form(request.headers()) {
+        return inner.trouble(text, StatusCode::FORBIDDEN, text.forged);
+    }
+    let (head, body) = request.into_parts();
+    let browser = Browser::of(&inner, &head.headers);
+    let form = Form::read(&head.headers, body).await.ok();
+    let sealed = form.as_ref().and_then(|form| form.get("transaction"));
+    match sealed.and_then(|sealed| Errand::open(&inner, sealed, &browser)) {
+        Some(errand @ Errand::Visit(_)) if errand.asks_for_login() => {
+            inner.switch(&errand, &browser, text).await
+        }
+        _ => inner.too_old(text, StatusCode::FORBIDDEN),
+    }
+}
+
 impl Visitor<'_> {
     async fn list(&self) -> Response<Body> {
         let shown = match self.connections.shown(&self.user.id).await {
@@ -379,7 +412,8 @@ impl Visitor<'_> {
         };
         let accounts = shown.iter().map(|shown| self.account(shown)).collect();
         let (text, gateway, user) = (self.text, &self.inner.options.resource_name, self.shown());
-        pages::page(StatusCode::OK, &Accounts { text, gateway, user: &user, accounts })
+        let switch = self.switch("/connections");
+        pages::page(StatusCode::OK, &Accounts { text, gateway, user: &user, switch: &switch, accounts })
     }
 
     fn account<'s>(&self, shown: &'s Shown) -> Account<'s> {
@@ -387,7 +421,7 @@ impl Visitor<'_> {
         let form = Sealed::Form(Whose::now(&self.user, &self.browser, &shown.backend)).seal(self.inner);
         let state = match shown.status {
             None => text.not_connected,
-            Some(ConnectionStatus::Connected) => text.connected,
+            Some(ConnectionStatus::Connected) => text.is_connected,
             Some(ConnectionStatus::NeedsReauth | ConnectionStatus::NeedsScope) => text.needs_connect,
         };
         Account {

@@ -5,15 +5,16 @@ use axum::extract::State;
 use chrono::Utc;
 use drawbridge_auth::records::User;
 use drawbridge_auth::scope::{OFFERED, WRITE};
-use http::{HeaderMap, Request, Response, StatusCode};
+use http::{Request, Response, StatusCode};
 use url::Url;
 
 use crate::Inner;
 use crate::browser::{Browser, Login};
 use crate::clients::{Client, NoClient, Shared};
+use crate::errand::Errand;
 use crate::form::Form;
 use crate::limits::Limited;
-use crate::pages::{self, Consent, ErrorPage, Offer};
+use crate::pages::{self, Consent, ErrorPage, Offer, Way};
 use crate::redirect;
 use crate::text::{Text, printable};
 use crate::transaction::{Code, Transaction};
@@ -108,8 +109,12 @@ impl Inner {
             return Ok(client);
         }
         let detail = printable(&transaction.redirect_uri, 300);
-        let wrong =
-            ErrorPage { status: StatusCode::BAD_REQUEST, what: text.bad_redirect, detail: Some(&detail) };
+        let wrong = ErrorPage {
+            status: StatusCode::BAD_REQUEST,
+            what: text.bad_redirect,
+            detail: Some(&detail),
+            way: Way::Nowhere,
+        };
         Err(Box::new(wrong.render(text, &self.options.resource_name)))
     }
 }
@@ -142,7 +147,10 @@ pub(crate) async fn decide(State(inner): State<Shared>, request: Request<Body>) 
         }
     }
     match form.get("decision") {
-        Some("switch") => switch(&inner, transaction, &head.headers, text).await,
+        Some("switch") => {
+            let anew = Transaction { user: None, asks_for_login: true, ..transaction };
+            inner.switch(&anew.into(), &browser, text).await
+        }
         Some("allow") => inner.grant(&transaction, &login, &form, text).await,
         _ => {
             inner.note_consent(&login.user, &transaction, None).await;
@@ -151,22 +159,20 @@ pub(crate) async fn decide(State(inner): State<Shared>, request: Request<Body>) 
     }
 }
 
-/// Lets somebody else log in.
-async fn switch(
-    inner: &Inner,
-    transaction: Transaction,
-    headers: &HeaderMap,
-    text: &'static Text,
-) -> Response<Body> {
-    let browser = Browser::of(inner, headers);
-    let transaction = Transaction { user: None, asks_for_login: true, ..transaction };
-    let mut response = inner.ask_for_login(&transaction.into(), text).await;
-    Login::clear(inner, response.headers_mut());
-    browser.set(inner, response.headers_mut());
-    response
-}
-
 impl Inner {
+    /// Lets somebody else log in for an errand that asks for it.
+    pub(crate) async fn switch(
+        &self,
+        errand: &Errand,
+        browser: &Browser,
+        text: &'static Text,
+    ) -> Response<Body> {
+        let mut response = self.ask_for_login(errand, text).await;
+        Login::clear(self, response.headers_mut());
+        browser.set(self, response.headers_mut());
+        response
+    }
+
     async fn grant(
         &self,
         transaction: &Transaction,

@@ -41,6 +41,11 @@ impl Visit {
     pub(crate) fn of(path: String, browser: &Browser) -> Self {
         Self { path, browser: browser.name(), at: Utc::now().timestamp(), asks_for_login: false }
     }
+
+    /// The same by somebody else than who has logged in.
+    pub(crate) fn by_another(path: String, browser: &Browser) -> Self {
+        Self { asks_for_login: true, ..Self::of(path, browser) }
+    }
 }
 
 impl From<Transaction> for Errand {

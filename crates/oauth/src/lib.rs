@@ -185,6 +185,7 @@ pub fn server(parts: Parts) -> Router {
         .route("/connect/{backend}", get(connect::ask).post(connect::go))
         .route("/connect/callback/{backend}", get(connect::callback))
         .route("/connections", get(connect::list))
+        .route("/connections/switch", post(connect::switch))
         .route("/connections/{backend}/disconnect", post(connect::disconnect))
         .route("/oauth/style.css", get(style))
         .with_state(inner);

@@ -58,6 +58,8 @@ pub(crate) struct Connect<'a> {
     /// Where the browser goes next.
     pub(crate) server: &'a str,
     pub(crate) user: &'a str,
+    /// For somebody else to log in.
+    pub(crate) switch: &'a str,
 }
 
 /// A page that says that an account is connected.
@@ -76,6 +78,8 @@ pub(crate) struct Accounts<'a> {
     pub(crate) text: &'a Text,
     pub(crate) gateway: &'a str,
     pub(crate) user: &'a str,
+    /// For somebody else to log in.
+    pub(crate) switch: &'a str,
     pub(crate) accounts: Vec<Account<'a>>,
 }
 
@@ -97,6 +101,19 @@ struct Problem<'a> {
     gateway: &'a str,
     what: &'a str,
     detail: Option<&'a str>,
+    way: Way<'a>,
+}
+
+/// Where an error page leads.
+#[derive(Clone, Copy, Default)]
+pub(crate) enum Way<'a> {
+    /// The user goes on in the application.
+    #[default]
+    Nowhere,
+    /// To the user's accounts.
+    Accounts,
+    /// To a login as somebody else, by this transaction.
+    Switch(&'a str),
 }
 
 /// Why somebody sees an error page, in their words.
@@ -105,11 +122,12 @@ pub(crate) struct ErrorPage<'a> {
     pub(crate) what: &'a str,
     /// Something that others have written.
     pub(crate) detail: Option<&'a str>,
+    pub(crate) way: Way<'a>,
 }
 
 impl ErrorPage<'_> {
     pub(crate) fn render(&self, text: &Text, gateway: &str) -> Response<Body> {
-        page(self.status, &Problem { text, gateway, what: self.what, detail: self.detail })
+        page(self.status, &Problem { text, gateway, what: self.what, detail: self.detail, way: self.way })
     }
 }
 

@@ -92,6 +92,8 @@ pub(crate) struct Text {
     /// What to do then.
     pub(crate) connected_return: &'static str,
     /// State of an account.
+    pub(crate) is_connected: &'static str,
+    /// State of an account.
     pub(crate) not_connected: &'static str,
     /// State of an account.
     pub(crate) needs_connect: &'static str,
@@ -101,6 +103,8 @@ pub(crate) struct Text {
     pub(crate) no_connections: &'static str,
     /// Button.
     pub(crate) disconnect: &'static str,
+    /// Button.
+    pub(crate) switch: &'static str,
     /// The link is for another user.
     pub(crate) other_account: &'static str,
     /// The link or the form is too old or another's.
@@ -157,11 +161,13 @@ const ENGLISH: Text = Text {
     connect_again: "Connect again",
     connected: "Connected",
     connected_return: "You can close this page and return to your application.",
+    is_connected: "connected",
     not_connected: "not connected",
     needs_connect: "has to be connected again",
     connections: "Your accounts at other services",
     no_connections: "No service behind this gateway needs an account of yours.",
     disconnect: "Disconnect",
+    switch: "Sign in as another user",
     other_account: "This link belongs to another account. Sign in as the user that it was made for, or ask for a new one in your own application.",
     link_expired: "This link or page is too old, or was opened in another browser. Ask for a new one in your application, or open your list of accounts.",
     connect_denied: "The account was not connected, since you did not agree at the other service.",
@@ -213,11 +219,13 @@ const GERMAN: Text = Text {
     connect_again: "Neu verbinden",
     connected: "Verbunden",
     connected_return: "Sie können diese Seite schließen und zu Ihrer Anwendung zurückkehren.",
+    is_connected: "verbunden",
     not_connected: "nicht verbunden",
     needs_connect: "muss neu verbunden werden",
     connections: "Ihre Konten bei anderen Diensten",
     no_connections: "Kein Dienst hinter diesem Gateway braucht ein Konto von Ihnen.",
     disconnect: "Trennen",
+    switch: "Als anderer Benutzer anmelden",
     other_account: "Dieser Link gehört zu einem anderen Konto. Melden Sie sich als der Benutzer an, für den er gemacht wurde, oder lassen Sie sich in Ihrer eigenen Anwendung einen neuen geben.",
     link_expired: "Dieser Link oder diese Seite ist zu alt oder wurde in einem anderen Browser geöffnet. Lassen Sie sich in Ihrer Anwendung einen neuen geben, oder öffnen Sie die Liste Ihrer Konten.",
     connect_denied: "Das Konto wurde nicht verbunden, weil Sie beim anderen Dienst nicht zugestimmt haben.",

@@ -1,6 +1,7 @@
 //! Which connections stand.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 use tokio::sync::watch;
@@ -24,11 +25,13 @@ struct Links {
 pub(crate) struct Health {
     links: Mutex<Links>,
     up: watch::Sender<bool>,
+    /// They are closed by us.
+    is_closed: AtomicBool,
 }
 
 impl Health {
     pub(crate) fn new() -> Self {
-        Self { links: Mutex::default(), up: watch::channel(false).0 }
+        Self { links: Mutex::default(), up: watch::channel(false).0, is_closed: AtomicBool::new(false) }
     }
 
     /// A connection should be there.
@@ -46,9 +49,14 @@ impl Health {
     /// A connection can't be had, or was lost.
     pub(crate) fn down(&self, name: &str, reason: &str) {
         self.failed(reason);
-        if self.set(name, Some(Standing::Down)) {
+        if self.set(name, Some(Standing::Down)) && !self.is_closed.load(Ordering::Acquire) {
             tracing::warn!(connection = name, reason, "no connection to Redis");
         }
+    }
+
+    /// All connections are closed from now on, which is no news.
+    pub(crate) fn close(&self) {
+        self.is_closed.store(true, Ordering::Release);
     }
 
     /// A connection is not needed any more.

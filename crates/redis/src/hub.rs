@@ -120,6 +120,7 @@ impl Hub {
 
     /// Closes all connections.
     pub(crate) fn close(&self) {
+        self.health.close();
         self.closing.cancel();
         self.nodes.lock().drain().for_each(|(_, node)| node.stop());
     }

@@ -76,8 +76,8 @@ const look = async (page, what) => { // pictures of it, and what axe says of eac
 const arrived = async page => { await page.waitForURL(u => u.href.startsWith(back), { timeout: 10000 }); return new URL(page.url()).searchParams; };
 const heading = page => page.locator('h1').innerText();
 const words = {
-  'en-GB': { connect: 'Connect an account', connected: 'Connected', agree: 'did not agree', old: 'too old', another: 'belongs to another account', failed: 'was not accepted', error: 'This did not work', list: 'Your accounts at other services', no: 'not connected', yes: 'Connected' },
-  'de-CH': { connect: 'Konto verbinden', connected: 'Verbunden', agree: 'nicht zugestimmt', old: 'zu alt', another: 'gehört zu einem anderen Konto', failed: 'nicht angenommen', error: 'Das hat nicht geklappt', list: 'Ihre Konten bei anderen Diensten', no: 'nicht verbunden', yes: 'Verbunden' }
+  'en-GB': { connect: 'Connect an account', connected: 'Connected', agree: 'did not agree', old: 'too old', another: 'belongs to another account', failed: 'was not accepted', error: 'This did not work', list: 'Your accounts at other services', no: 'not connected', yes: '127.0.0.1 · connected' },
+  'de-CH': { connect: 'Konto verbinden', connected: 'Verbunden', agree: 'nicht zugestimmt', old: 'zu alt', another: 'gehört zu einem anderen Konto', failed: 'nicht angenommen', error: 'Das hat nicht geklappt', list: 'Ihre Konten bei anderen Diensten', no: 'nicht verbunden', yes: '127.0.0.1 · verbunden' }
 };
 
 // A client calls a tool of a backend at which each user has an account, and this one has none yet: from the link to the call that works.
@@ -117,6 +117,9 @@ const connecting = async ({ locale, user, era, prefix, other }) => {
   await signIn(stranger, other);
   ok('somebody else is turned away', await heading(stranger) === say.error && (await stranger.locator('[role=alert]').innerText()).includes(say.another), await stranger.content());
   await look(stranger, `${prefix}connect-other`);
+  await stranger.click('button[type=submit]');
+  await signIn(stranger, about.tokens[user]);
+  ok('whoever it belongs to can sign in there instead, and is where it leads', await heading(stranger) === say.connect && (await stranger.locator('main').innerText()).includes(user), await stranger.content());
   await stranger.context().close();
   const changed = await page.goto(link.slice(0, -5) + (link.at(-5) === 'A' ? 'B' : 'A') + link.slice(-4));
   ok('a link that was changed is refused', changed.status() === 400 && await is(say.error, say.old), await page.content());
@@ -124,7 +127,7 @@ const connecting = async ({ locale, user, era, prefix, other }) => {
   // The user denies at the provider, after having logged in there.
   const go = async () => {
     await page.goto(link);
-    await page.click('button[type=submit]');
+    await page.click('.buttons button');
     await page.waitForURL(u => u.href.startsWith(ISSUER));
   };
   await page.goto(link);
@@ -136,6 +139,8 @@ const connecting = async ({ locale, user, era, prefix, other }) => {
   await page.waitForURL(u => u.href.startsWith(P));
   ok('who denies at the provider is told that nothing is connected', await is(say.error, say.agree), await page.content());
   await look(page, `${prefix}connect-denied`);
+  await page.click('a[href="/connections"]');
+  ok('and finds the way to the list of accounts', await is(say.list, say.no), await page.content());
 
   // The provider's answer says that it is another's.
   await fetch(`${ISSUER}/_test/set?iss=http://another.example`);

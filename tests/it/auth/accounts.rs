@@ -204,6 +204,31 @@ async fn t54_who_can_not_be_asked_to_open_a_url_is_told_in_words() {
 }
 
 #[tokio::test]
+async fn t54_a_session_that_listens_at_another_instance_than_it_was_given_the_link_hears_when_it_is_done() {
+    let place = Place::several(3).await;
+    let ann = place.world.user("ann").await;
+    let token = place.world.token(&ann).await;
+    let session = Session::open(&place.world.client(0).bearer(&token), "/mcp", "2025-11-25", urls()).await;
+    let elsewhere = Session { client: place.world.client(1).bearer(&token), ..session.clone() };
+    let mut stream = elsewhere.get(None).await;
+    assert_eq!(stream.status(), 200);
+    let answer = session.tool("gh__echo", json!({})).await;
+    let asked = &answer["error"]["data"]["elicitations"][0];
+    let (browser, page) = place.browser(&ann, asked["url"].as_str().unwrap().strip_prefix(P).unwrap()).await;
+    assert_eq!(place.go_on(&browser, &page).await.status, 200);
+    let complete = async {
+        loop {
+            let message = stream.message().await;
+            if message["method"] == "notifications/elicitation/complete" {
+                return message;
+            }
+        }
+    };
+    let complete = tokio::time::timeout(PATIENCE, complete).await.unwrap();
+    assert_eq!(complete["params"]["elicitationId"], asked["elicitationId"]);
+}
+
+#[tokio::test]
 async fn t54_a_session_gets_the_error_of_its_era_and_hears_when_it_is_done() {
     let place = Place::one().await;
     let ann = place.world.user("ann").await;
@@ -281,6 +306,20 @@ async fn t53_a_link_is_of_use_to_its_own_user_alone() {
     assert!(page.is_error_page(403) && page.text.contains("another account"), "{}", page.text);
     let page = bobs.get(&link).await;
     assert!(page.is_error_page(403), "{}", page.text);
+    // The page lets Ann log in in Bob's place, and come back to her link.
+    let switch = [("transaction", page.transaction())];
+    let shared = place.browser(&bob, &link).await.0;
+    let elsewhere = shared.post("/connections/switch", &[("transaction", &switch[0].1)]).await;
+    assert!(elsewhere.is_error_page(403), "another browser's: {}", elsewhere.text);
+    let asked =
+        shared.post("/connections/switch", &[("transaction", &shared.get(&link).await.transaction())]).await;
+    let anns_token = place.world.sign_in_token(&ann).await;
+    let form = [("transaction", asked.transaction()), ("token", anns_token)];
+    let form = form.each_ref().map(|(key, value)| (*key, value.as_str()));
+    let came = shared.post("/login", &form).await;
+    assert_eq!(came.location(), Some(link.as_str()), "{}", came.text);
+    let page = shared.get(&link).await;
+    assert!(page.status == 200 && page.text.contains("ann"), "{}", page.text);
     assert!(place.connection(&ann).await.is_none() && place.connection(&bob).await.is_none());
     // A link for another backend, an altered one, and nothing that says where to go then.
     for path in [link.replace("/connect/gh", "/connect/demo"), link.replace("/connect/gh", "/connect/none")] {
@@ -643,7 +682,7 @@ async fn t51_a_server_in_trouble_costs_nothing_and_one_that_says_no_ends_it() {
     assert_eq!(place.provider.asked("refresh_token").len(), asked);
     let browser = place.connect(&ann, "ann again").await;
     assert_eq!(text(&client.tool("gh__echo", json!({})).await), "ann again");
-    assert!(browser.get("/connections").await.text.contains("Connected"));
+    assert!(browser.get("/connections").await.text.contains("· connected"));
 }
 
 #[tokio::test]

@@ -69,6 +69,13 @@ pub(super) fn event(session: &Session, call: &InFlight, method: &str, event: Eve
             .map(|request| Out { asks: true, ..more(Payload::from(request.bytes().clone())) })
             .collect(),
         Event::Done(reply) => one(last(answer(session.client(), &call.id, method, &reply))),
+        Event::Fail(fault @ Fault::ConnectFirst { .. }) => {
+            tracing::info!(
+                mcp.method = method, rpc.id = ?String::from_utf8_lossy(call.id.literal()), client = %session.client().principal.as_str(),
+                "the user is asked to connect an account"
+            );
+            one(last(failure(call, &fault)))
+        }
         Event::Fail(fault) => {
             tracing::warn!(
                 error.code = fault.code(), mcp.method = method, rpc.id = ?String::from_utf8_lossy(call.id.literal()), client = %session.client().principal.as_str(),
