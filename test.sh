@@ -108,7 +108,7 @@ fi
 built=1
 step build build || built=''
 if [ -n "$rust" ]; then
-  if [ -n "$built" ]; then step 'Rust tests' tests; step benches benches; fi
+  if [ -n "$built" ]; then step 'Rust tests' tests; step update tests/update.sh; step benches benches; fi
   step documentation doc
 fi
 if [ -n "$interop" ] && [ -n "$built" ]; then

@@ -35,9 +35,14 @@ impl Fleet {
         fleet
     }
 
-    /// Starts one more; returns its number.
+    /// Starts one more; returns its number. Every other one runs the program that `DRAWBRIDGE_BEFORE` names, if it names
+    /// one: as in an update, of which instances are done and others not yet.
     pub async fn add(&mut self) -> usize {
-        let gateway = self.setup.clone().start().await;
+        let mut setup = self.setup.clone();
+        if let Some(before) = std::env::var_os("DRAWBRIDGE_BEFORE").filter(|_| self.gateways.len() % 2 == 1) {
+            setup = setup.program(before.into());
+        }
+        let gateway = setup.start().await;
         ready(&gateway).await;
         self.gateways.push(gateway);
         self.gateways.len() - 1

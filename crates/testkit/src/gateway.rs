@@ -36,7 +36,11 @@ pub fn binary() -> PathBuf {
 
 /// A command that runs [`binary`] without the settings of the environment; it dies with its handle.
 pub fn command() -> Command {
-    let mut command = Command::new(binary());
+    command_of(binary())
+}
+
+fn command_of(program: PathBuf) -> Command {
+    let mut command = Command::new(program);
     for (key, _) in std::env::vars_os() {
         let is_setting =
             key.to_str().is_some_and(|key| key.starts_with("DRAWBRIDGE_") || key.starts_with("OTEL_"));
@@ -156,6 +160,7 @@ pub struct Setup {
     backends: String,
     rest: String,
     env: Vec<(String, String)>,
+    program: Option<PathBuf>,
 }
 
 impl Setup {
@@ -184,6 +189,12 @@ impl Setup {
     pub fn env(mut self, key: &str, value: &str) -> Self {
         self.env.push((key.to_owned(), value.to_owned()));
         self
+    }
+
+    /// Runs another program than [`binary`].
+    #[must_use]
+    pub fn program(self, program: PathBuf) -> Self {
+        Self { program: Some(program), ..self }
     }
 
     /// The configuration file of a gateway that keeps its data in `dir`.
@@ -221,7 +232,7 @@ impl Gateway {
     async fn start_in(setup: Setup, dir: TempDir) -> Self {
         let file = dir.path().join("drawbridge.yaml");
         std::fs::write(&file, setup.yaml(dir.path())).unwrap();
-        let mut command = command();
+        let mut command = setup.program.clone().map_or_else(command, command_of);
         command.arg("serve").arg("--config").arg(&file);
         command.args(["--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"]);
         command.envs(setup.env.iter().map(|(key, value)| (key, value))).current_dir(dir.path());
