@@ -169,6 +169,7 @@ fn load(args: LoadArgs) -> anyhow::Result<()> {
         warm: Duration::from_millis(args.warm_ms),
         time: Duration::from_millis(args.cell_ms),
         iterations: args.requests,
+        every: None,
     };
     let sample = || args.pid.map_or(Ok(0), process::ticks);
     let outcome = load::cell(&endpoint, &scenario, plan, sample)?;

@@ -35,9 +35,12 @@ pub(crate) struct FleetArgs {
     /// Scenarios of `run`, by their whole names.
     #[arg(long, value_delimiter = ',', default_value = "legacy-echo100,modern-echo100,legacy-sse100")]
     scenario: Vec<String>,
-    /// Connections.
+    /// Connections, for each instance.
     #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=1024))]
     conns: u32,
+    /// Requests per second, for each instance; 0: as many as all connections of one instance can have, shared by all.
+    #[arg(long, default_value_t = 1500, value_parser = clap::value_parser!(u32).range(0..=100_000))]
+    rate: u32,
     /// Rounds; each goes through all setups, beginning with another one.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
     rounds: u32,
@@ -110,9 +113,12 @@ pub(crate) fn run(mut args: FleetArgs) -> anyhow::Result<()> {
         .with_context(|| format!("start {name}"))?;
         sides.push(Side { name, balancer: setup.balanced()?, setup });
     }
+    let load = match args.rate {
+        0 => format!("{} connections in all, as fast as they can", args.conns),
+        rate => format!("{} connections and {rate} requests/s for each instance", args.conns),
+    };
     println!(
-        "{} connections, {} rounds of {} ms; HAProxy with deploy/haproxy.cfg in front of each; {} cores; load average {}",
-        args.conns,
+        "{load}, {} rounds of {} ms; HAProxy with deploy/haproxy.cfg in front of each; {} cores; load average {}",
         args.rounds,
         args.cell_ms,
         crate::net::cores(),
@@ -146,17 +152,20 @@ pub(crate) fn run(mut args: FleetArgs) -> anyhow::Result<()> {
 }
 
 fn row(args: &FleetArgs, sides: &[Side], scenario: &Scenario) -> anyhow::Result<Vec<Vec<Cell>>> {
-    let plan = Plan {
-        connections: args.conns as usize,
+    let every =
+        (args.rate > 0).then(|| Duration::from_secs_f64(f64::from(args.conns) / f64::from(args.rate)));
+    let plan = |instances: usize| Plan {
+        connections: args.conns as usize * if every.is_some() { instances } else { 1 },
         warm: Duration::from_millis(args.warm_ms),
         time: Duration::from_millis(args.cell_ms),
         iterations: u64::MAX,
+        every,
     };
     let mut rows: Vec<Vec<Cell>> = sides.iter().map(|_| Vec::new()).collect();
     for round in 0..args.rounds as usize {
         for step in 0..sides.len() {
             let at = (round + step) % sides.len();
-            let cell = sides[at].cell(scenario, plan);
+            let cell = sides[at].cell(scenario, plan(sides[at].setup.instances.len()));
             rows[at].push(cell.with_context(|| format!("{} at {}", scenario.name, sides[at].name))?);
         }
     }

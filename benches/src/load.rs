@@ -1,4 +1,5 @@
-//! The closed-loop load: so many connections, on each one request at a time, for a time or a number of iterations.
+//! The load: so many connections, on each one request at a time, for a time or a number of iterations. Each is sent when the
+//! one before was answered, or when it is due.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
@@ -26,6 +27,8 @@ pub(crate) struct Plan {
     pub(crate) time: Duration,
     /// Ends earlier after so many measured iterations.
     pub(crate) iterations: u64,
+    /// How often each connection has an iteration, if not as often as it can.
+    pub(crate) every: Option<Duration>,
 }
 
 /// What a cell showed.
@@ -55,6 +58,7 @@ impl Outcome {
 struct Shared {
     endpoint: Endpoint,
     scenario: Scenario,
+    every: Option<Duration>,
     measuring: AtomicBool,
     stop: AtomicBool,
     done: AtomicU64,
@@ -79,6 +83,7 @@ pub(crate) fn cell(
     let shared = Arc::new(Shared {
         endpoint: endpoint.clone(),
         scenario: scenario.clone(),
+        every: plan.every,
         measuring: AtomicBool::new(false),
         stop: AtomicBool::new(false),
         done: AtomicU64::new(0),
@@ -149,8 +154,11 @@ fn work(
             .context("connections did not open in time")??;
         drop(ready);
         let mut running = JoinSet::new();
-        for connection in opened {
-            running.spawn(drive(shared.clone(), connection));
+        let begin = tokio::time::Instant::now();
+        for (number, connection) in opened.into_iter().enumerate() {
+            // Not all at once.
+            let first = shared.every.map(|every| begin + every * number as u32 / connections.max(1) as u32);
+            running.spawn(drive(shared.clone(), connection, first));
         }
         tokio::time::timeout(limit, running.join_all()).await.context("an answer did not come in time")
     })
@@ -173,9 +181,18 @@ async fn open(shared: &Shared) -> anyhow::Result<Connection> {
     Ok(connection)
 }
 
-async fn drive(shared: Arc<Shared>, mut connection: Connection) -> Worker {
+/// Iterates until it is over; where that has a pace, `due` is when the next one is.
+async fn drive(
+    shared: Arc<Shared>,
+    mut connection: Connection,
+    mut due: Option<tokio::time::Instant>,
+) -> Worker {
     let mut worker = Worker { latencies: Vec::with_capacity(1 << 14), ..Worker::default() };
     while !shared.stop.load(Ordering::Relaxed) {
+        if let Some((at, every)) = due.zip(shared.every) {
+            tokio::time::sleep_until(at).await;
+            due = Some(at + every);
+        }
         let measured = shared.measuring.load(Ordering::Relaxed);
         let begin = Instant::now();
         match connection.iterate(&shared.scenario).await {

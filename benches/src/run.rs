@@ -218,6 +218,7 @@ fn row(
         warm: Duration::from_millis(args.warm_ms),
         time: Duration::from_millis(args.cell_ms),
         iterations: u64::MAX,
+        every: None,
     };
     let mut series: Vec<Series> = targets.iter().map(|_| Series::default()).collect();
     for round in 0..args.rounds as usize {

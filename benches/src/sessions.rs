@@ -54,6 +54,7 @@ pub(crate) fn run(args: &SessionsArgs) -> anyhow::Result<()> {
                 warm: Duration::ZERO,
                 time: Duration::from_secs(args.limit_s),
                 iterations: u64::from(args.warm),
+                every: None,
             };
             load::cell(&target.endpoint, &scenario, plan, || Ok(0))?;
             thread::sleep(Duration::from_secs(1));

@@ -83,6 +83,7 @@ pub(super) fn run(args: &AuthArgs) -> anyhow::Result<()> {
         warm: Duration::from_millis(200),
         time: Duration::from_millis(time),
         iterations: u64::MAX,
+        every: None,
     };
     for name in ["legacy-echo100", "modern-echo100"] {
         let scenario = scenario::named(name)?;
