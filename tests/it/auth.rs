@@ -23,4 +23,5 @@ mod registration;
 mod sessions;
 mod token_endpoint;
 mod tokens;
+mod user_secret;
 mod world;

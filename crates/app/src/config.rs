@@ -34,7 +34,7 @@ use std::rc::Rc;
 pub use self::model::{
     Admin, Audit, Auth, Backend, BackendAuth, BackendKind, ClientCredentials, Config, Drain, Endpoint,
     External, HttpBackend, Limits, Log, Login, Otlp, Outbound, Password, Proxy, Public, Rate, Redis,
-    StdioBackend, Streams, TokenExchange, TokenSource, ToolRate, UserOAuth,
+    StdioBackend, Streams, TokenExchange, TokenSource, ToolRate, UserOAuth, UserSecret,
 };
 pub use self::problem::{Notice, Problem, Problems};
 pub use self::raw::{

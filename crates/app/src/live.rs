@@ -13,7 +13,7 @@ use sha2::{Digest as _, Sha256};
 use crate::config::{self, BackendKind, Config};
 use crate::telemetry;
 use crate::wiring::exchange::set_logins;
-use crate::wiring::{Wired, front_options, make_backend, round_options, sites};
+use crate::wiring::{Wired, front_options, key_sites, make_backend, round_options, sites};
 
 /// A request that has found its endpoint before a change sends its call to the backend within this time.
 const LATE: Duration = Duration::from_secs(1);
@@ -224,6 +224,7 @@ impl Wired {
         };
         if let Some(connections) = &self.means.connections {
             connections.set_sites(sites(&config));
+            connections.set_keys(key_sites(&config));
             set_logins(connections, &config);
         }
         self.rounds.set_options(round_options(&config));

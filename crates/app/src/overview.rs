@@ -314,8 +314,7 @@ impl Gateway for Overview {
 
     async fn disconnect(&self, user: &str, backend: &str) -> Result<bool, String> {
         let Some(connections) = &self.connections else { return Ok(false) };
-        let is_known = connections.backends().iter().any(|known| known == backend);
-        if !is_known && !connections.is_by_login(backend) {
+        if !connections.is_known(backend) {
             return Ok(false);
         }
         connections.disconnect(user, backend).await.map_err(|error| error.to_string())?;

@@ -20,7 +20,7 @@ use drawbridge_core::trace::Tracer;
 use drawbridge_core::{Backend, BackendName, RoundOptions, Rounds, Tasks};
 use drawbridge_credentials::authority::{Pins, Site};
 use drawbridge_credentials::client_credentials::{self, ClientCredentials};
-use drawbridge_credentials::connections::Connections;
+use drawbridge_credentials::connections::{Connections, KeySite};
 use drawbridge_credentials::fixed::{Fixed, Value};
 use drawbridge_front::gate::Gate;
 use drawbridge_front::limits::{Limits, ToolLimit};
@@ -390,7 +390,7 @@ fn proof(
         Some(BackendAuth::ClientCredentials(written)) => {
             beside = Some(Arc::new(client_credentials(config, name, http, written, means)?));
         }
-        Some(BackendAuth::UserOAuth(_)) => {
+        Some(BackendAuth::UserOAuth(_) | BackendAuth::UserSecret(_)) => {
             let of_users = means.connections()?.of(name.as_str());
             beside = Some(of_users.clone());
             accounts = Some(of_users);
@@ -458,6 +458,17 @@ fn server_fetcher(config: &Config, http: &config::HttpBackend) -> Fetcher {
     let mut options = collector_options(config);
     options.ca_bundles.extend(http.ca_bundle.iter().cloned());
     Fetcher::new(options)
+}
+
+/// The backends that users give a key for.
+pub(crate) fn key_sites(config: &Config) -> Vec<KeySite> {
+    let sites = config.backends.iter().filter_map(|(name, backend)| {
+        let BackendKind::Http(http) = &backend.kind else { return None };
+        let Some(BackendAuth::UserSecret(written)) = &http.auth else { return None };
+        let config::UserSecret { header, scheme, help } = written.clone();
+        Some(KeySite { name: name.clone(), url: http.url.clone(), header, scheme, help })
+    });
+    sites.collect()
 }
 
 /// The backends at which users have accounts.

@@ -11,11 +11,12 @@
 //! ```
 //!
 //! Here is what is known of them, and what instances tell each other; `linking.rs` is the browser's way, `renewing.rs` that
-//! of tokens, `sealed.rs` how they are kept, `of_users.rs` what the engine and the face of a backend see.
+//! of tokens, `pasted.rs` that of keys, `sealed.rs` how they are kept, `of_users.rs` what the engine and the face of a backend see.
 
 mod linking;
 mod login;
 mod of_users;
+mod pasted;
 mod renewing;
 mod sealed;
 
@@ -45,6 +46,7 @@ use login::Logins;
 pub(crate) use login::Subject;
 pub use login::login_site;
 pub use of_users::OfUsers;
+pub use pasted::{KeySite, key_in};
 use sealed::Opened;
 
 /// What is known here of a connection is looked up again after this long: another instance may have been heard of too
@@ -82,6 +84,7 @@ pub struct Connections {
     state: SharedState,
     tasks: Tasks,
     sites: RwLock<BTreeMap<String, Arc<Site>>>,
+    keys: RwLock<BTreeMap<String, Arc<KeySite>>>,
     logins: RwLock<Logins>,
     known: Mutex<HashMap<(String, String), Known>>,
     turns: Turns,
@@ -101,6 +104,7 @@ impl Connections {
             authorities,
             tasks,
             sites: RwLock::default(),
+            keys: RwLock::default(),
             logins: RwLock::default(),
             known: Mutex::default(),
             turns: Turns::default(),
@@ -119,6 +123,13 @@ impl Connections {
     /// Their names.
     pub fn backends(&self) -> Vec<String> {
         self.sites.read().keys().cloned().collect()
+    }
+
+    /// Whether users connect at the backend of this name, in whichever way.
+    pub fn is_known(&self, backend: &str) -> bool {
+        self.sites.read().contains_key(backend)
+            || self.keys.read().contains_key(backend)
+            || self.is_by_login(backend)
     }
 
     fn site(&self, backend: &str) -> Option<Arc<Site>> {
@@ -193,13 +204,20 @@ impl Connections {
             }
         }
         let row = self.vault.connection(user, backend).await.map_err(|error| unavailable(backend, &error))?;
-        let site = self.site(backend);
-        let is_of_use = |row: &Connection| {
-            let issuer = site.as_ref().and_then(|site| site.issuer.as_ref());
-            row.status == ConnectionStatus::Connected && issuer.is_none_or(|issuer| *issuer == row.issuer)
-        };
-        let opened = row.filter(is_of_use).and_then(|row| self.open(row)).map(Arc::new);
+        let opened = row.filter(|row| self.is_of_use(row)).and_then(|row| self.open(row)).map(Arc::new);
         Ok(self.remember(key, opened))
+    }
+
+    /// Whether a connection is good where its backend is, and with the server that it has.
+    fn is_of_use(&self, row: &Connection) -> bool {
+        let is_good_there = match self.key_site(&row.backend) {
+            Some(site) => row.issuer == site.place(),
+            None => {
+                let issuer = self.site(&row.backend).and_then(|site| site.issuer.clone());
+                issuer.map_or(!pasted::is_place(&row.issuer), |issuer| issuer == row.issuer)
+            }
+        };
+        row.status == ConnectionStatus::Connected && is_good_there
     }
 
     fn remember(&self, key: (String, String), opened: Option<Arc<Opened>>) -> Option<Arc<Opened>> {

@@ -6,7 +6,8 @@
 //! GET /connect/callback/gh ─▶ same browser, same user, once ─▶ kept; "return to your application"
 //! ```
 //!
-//! For backends that get what users have logged in with ([`drawbridge_credentials::exchange`]) a link lets them log in again,
+//! For backends that each user has a key for ([`KeySite`]) the page asks for that, and nobody goes anywhere. For those that
+//! get what users have logged in with ([`drawbridge_credentials::exchange`]) a link lets them log in again,
 //! and nothing else.
 //!
 //! A link has no power: whoever opens another's is turned away, so that nobody connects an account to somebody else's
@@ -21,7 +22,9 @@ use drawbridge_auth::records::User;
 use drawbridge_auth::token;
 use drawbridge_auth::vault::ConnectionStatus;
 use drawbridge_core::seal::Purpose;
-use drawbridge_credentials::connections::{Attempt, CameBack, Connections, NotConnected, Shown};
+use drawbridge_credentials::connections::{
+    Attempt, CameBack, Connections, KeySite, NotConnected, Shown, key_in,
+};
 use http::{HeaderMap, Request, Response, StatusCode};
 use serde::{Deserialize, Serialize};
 
@@ -32,7 +35,7 @@ use crate::errand::{Errand, Visit};
 use crate::form::Form;
 use crate::limits::Limited;
 use crate::login::hex;
-use crate::pages::{self, Account, Accounts, Connect, Connected, Way};
+use crate::pages::{self, Account, Accounts, Connect, Connected, Key, Way};
 use crate::text::{Text, printable};
 
 /// What was begun is over after this many seconds.
@@ -179,6 +182,31 @@ impl Visitor<'_> {
         is_recent && self.connections.has_login(&self.user.id).await.unwrap_or(false)
     }
 
+    /// The page on which the user gives a key, at first or after something that is none.
+    fn ask_for_key(&self, site: &KeySite, switch: &str, is_wrong: bool) -> Response<Body> {
+        let (text, gateway) = (self.text, &self.inner.options.resource_name);
+        let form = Sealed::Form(Whose::now(&self.user, &self.browser, &site.name)).seal(self.inner);
+        let status = if is_wrong { StatusCode::BAD_REQUEST } else { StatusCode::OK };
+        let (transaction, user, help) = (&form, &self.shown(), site.help.as_deref());
+        let (backend, host) = (&site.name, site.host());
+        let page = Key { text, gateway, transaction, backend, host, help, user, switch, is_wrong };
+        pages::page(status, &page)
+    }
+
+    async fn keep_key(&self, backend: &str, form: &Form) -> Response<Body> {
+        let Some(site) = self.connections.key_site(backend) else { return crate::not_found() };
+        let Some(key) = form.get("key").and_then(key_in) else {
+            return self.ask_for_key(&site, &self.switch(&format!("/connect/{backend}")), true);
+        };
+        match self.connections.keep_key(&self.user.id, backend, key).await {
+            Ok(()) => {
+                let (text, gateway) = (self.text, &self.inner.options.resource_name);
+                pages::page(StatusCode::OK, &Connected { text, gateway, backend })
+            }
+            Err(why) => self.why_not(backend, &why),
+        }
+    }
+
     fn shown(&self) -> String {
         let user = &self.user;
         printable(user.name.as_deref().or(user.email.as_deref()).unwrap_or(&user.subject), 120)
@@ -209,7 +237,7 @@ async fn asked(
 ) -> Result<Response<Body>, Page> {
     let connections = inner.connections.as_ref().ok_or_else(|| Box::new(crate::not_found()))?;
     let is_by_login = connections.is_by_login(backend);
-    if !is_by_login && !connections.backends().iter().any(|known| known == backend) {
+    if !connections.is_known(backend) {
         return Err(Box::new(crate::not_found()));
     }
     let (mut path, mut link) = (format!("/connect/{backend}"), None);
@@ -229,6 +257,9 @@ async fn asked(
         );
         let way = Way::Switch(&switch);
         return Ok(inner.trouble_on_the_way(text, StatusCode::FORBIDDEN, text.other_account, way));
+    }
+    if let Some(site) = connections.key_site(backend) {
+        return Ok(visitor.ask_for_key(&site, &switch, false));
     }
     if is_by_login && visitor.has_just_logged_in(headers).await {
         // That was all that was needed.
@@ -262,6 +293,9 @@ pub(crate) async fn go(
         Ok((visitor, _)) if visitor.connections.is_by_login(&backend) => {
             let errand = Errand::Visit(Visit::of(format!("/connect/{backend}"), &visitor.browser));
             inner.ask_for_login(&errand, text).await
+        }
+        Ok((visitor, form)) if visitor.connections.key_site(&backend).is_some() => {
+            visitor.keep_key(&backend, &form).await
         }
         Ok((visitor, _)) => {
             let whose = Whose::now(&visitor.user, &visitor.browser, &backend);

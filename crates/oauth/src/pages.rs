@@ -62,6 +62,24 @@ pub(crate) struct Connect<'a> {
     pub(crate) switch: &'a str,
 }
 
+/// A page on which somebody gives a key for a backend.
+#[derive(Template)]
+#[template(path = "key.html")]
+pub(crate) struct Key<'a> {
+    pub(crate) text: &'a Text,
+    pub(crate) gateway: &'a str,
+    pub(crate) transaction: &'a str,
+    pub(crate) backend: &'a str,
+    pub(crate) host: &'a str,
+    /// Where there are keys.
+    pub(crate) help: Option<&'a str>,
+    pub(crate) user: &'a str,
+    /// For somebody else to log in.
+    pub(crate) switch: &'a str,
+    /// What was given is none.
+    pub(crate) is_wrong: bool,
+}
+
 /// A page that says that an account is connected.
 #[derive(Template)]
 #[template(path = "connected.html")]

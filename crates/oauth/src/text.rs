@@ -87,6 +87,14 @@ pub(crate) struct Text {
     pub(crate) connect_go: &'static str,
     /// Button.
     pub(crate) connect_again: &'static str,
+    /// Of what a user has got at a service.
+    pub(crate) key: &'static str,
+    /// What that is, and what becomes of it.
+    pub(crate) key_hint: &'static str,
+    /// Of a link.
+    pub(crate) key_where: &'static str,
+    /// It is none.
+    pub(crate) key_wrong: &'static str,
     /// It is done.
     pub(crate) connected: &'static str,
     /// What to do then.
@@ -159,6 +167,10 @@ const ENGLISH: Text = Text {
     connect_backend: "Service",
     connect_go: "Connect",
     connect_again: "Connect again",
+    key: "Your key at this service",
+    key_hint: "The key or token that this service has given you. It is kept sealed, and sent to this service alone.",
+    key_where: "Where to get one",
+    key_wrong: "This is no key: a key is one line of plain letters, digits and signs.",
     connected: "Connected",
     connected_return: "You can close this page and return to your application.",
     is_connected: "connected",
@@ -217,6 +229,10 @@ const GERMAN: Text = Text {
     connect_backend: "Dienst",
     connect_go: "Verbinden",
     connect_again: "Neu verbinden",
+    key: "Ihr Schlüssel bei diesem Dienst",
+    key_hint: "Der Schlüssel oder das Token, das dieser Dienst Ihnen gegeben hat. Es wird versiegelt aufbewahrt und nur an diesen Dienst gesendet.",
+    key_where: "Wo man einen bekommt",
+    key_wrong: "Das ist kein Schlüssel: Ein Schlüssel ist eine Zeile aus einfachen Buchstaben, Ziffern und Zeichen.",
     connected: "Verbunden",
     connected_return: "Sie können diese Seite schließen und zu Ihrer Anwendung zurückkehren.",
     is_connected: "verbunden",

@@ -100,7 +100,7 @@ impl Place {
 }
 
 /// Opens a page that only somebody who has logged in sees.
-async fn log_in(browser: &Browser, path: &str, sign_in: &str) -> Page {
+pub(super) async fn log_in(browser: &Browser, path: &str, sign_in: &str) -> Page {
     let page = browser.get(path).await;
     assert!(page.text.contains("action=\"/login\""), "{}", page.text);
     let sent = browser.post("/login", &[("transaction", &page.transaction()), ("token", sign_in)]).await;

@@ -543,7 +543,10 @@ impl Backend {
     /// Whether each user has an account of their own there.
     pub fn is_personal(&self) -> bool {
         let BackendKind::Http(http) = &self.kind else { return false };
-        matches!(http.auth, Some(BackendAuth::UserOAuth(_) | BackendAuth::TokenExchange(_)))
+        matches!(
+            http.auth,
+            Some(BackendAuth::UserOAuth(_) | BackendAuth::TokenExchange(_) | BackendAuth::UserSecret(_))
+        )
     }
 
     /// A backend of a kind with the default deadlines.
@@ -610,6 +613,19 @@ pub enum BackendAuth {
     UserOAuth(UserOAuth),
     /// An access token for each user, got with their login.
     TokenExchange(TokenExchange),
+    /// A key of each user's own.
+    UserSecret(UserSecret),
+}
+
+/// How keys of users are sent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UserSecret {
+    /// The header; its name is in lower case and known to be valid.
+    pub header: String,
+    /// What stands before the key there.
+    pub scheme: Option<String>,
+    /// Where users get a key.
+    pub help: Option<String>,
 }
 
 /// How the gateway exchanges what users have logged in with.

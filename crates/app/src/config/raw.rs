@@ -586,8 +586,12 @@ pub(super) struct Backend {
 pub(super) struct BackendAuth {
     /// Whose credential it is, and how it is got.
     pub(super) kind: BackendAuthKind,
-    /// `header`: the name of the header; default `Authorization`.
+    /// `header`, `user_secret`: the name of the header; default `Authorization`.
     pub(super) header: Option<String>,
+    /// `user_secret`: what stands before the key in the header; default `Bearer` in `Authorization`, else nothing.
+    pub(super) scheme: Option<String>,
+    /// `user_secret`: the page at which users get a key.
+    pub(super) help: Option<String>,
     /// `header`: its value, in full.
     pub(super) value: Option<SecretSource>,
     /// `basic`: the user.
@@ -629,6 +633,8 @@ pub(super) enum BackendAuthKind {
     /// An access token of each user's own: they connect their accounts in a browser.
     #[serde(rename = "user_oauth")]
     UserOAuth,
+    /// A key of each user's own, which they give in a browser.
+    UserSecret,
 }
 
 /// A token that an identity provider gives when a user logs in.

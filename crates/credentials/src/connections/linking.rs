@@ -1,7 +1,6 @@
 //! Connecting an account in a browser: the link, the way to the server and back, and the end of it.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
 
 use chrono::{TimeDelta, Utc};
 use drawbridge_auth::records::{RecordsError, Time};
@@ -107,6 +106,19 @@ pub struct Shown {
     pub since: Option<Time>,
 }
 
+impl Shown {
+    /// A backend at `host`, and what of `rows` is for it.
+    pub(super) fn of(backend: &str, host: &str, rows: &[Connection]) -> Self {
+        let row = rows.iter().find(|row| row.backend == backend);
+        Self {
+            backend: backend.to_owned(),
+            host: host.to_owned(),
+            status: row.map(|row| row.status),
+            since: row.map(|row| row.created_at),
+        }
+    }
+}
+
 impl Connections {
     /// The link that `sealed` is, if it is not too old.
     pub fn link(&self, sealed: &str) -> Option<Link> {
@@ -122,24 +134,11 @@ impl Connections {
         self.authorities.origin.join(&format!("/connect/{}?e={sealed}", link.backend))
     }
 
-    /// What users connect at, and what `user` has there.
-    ///
-    /// # Errors
-    ///
-    /// If the records can't be read.
-    pub async fn shown(&self, user: &str) -> Result<Vec<Shown>, RecordsError> {
-        let rows = self.vault.connections(user).await?;
-        let sites: Vec<Arc<Site>> = self.sites.read().values().cloned().collect();
-        let shown = sites.into_iter().map(|site| {
-            let row = rows.iter().find(|row| row.backend == site.name);
-            Shown {
-                backend: site.name.clone(),
-                host: site.url.host_str().unwrap_or_default().to_owned(),
-                status: row.map(|row| row.status),
-                since: row.map(|row| row.created_at),
-            }
-        });
-        Ok(shown.chain(self.shown_logins(&rows)).collect())
+    /// What there is to show of the backends that have a server.
+    pub(super) fn shown_sites(&self, rows: &[Connection]) -> Vec<Shown> {
+        let sites = self.sites.read();
+        let host = |site: &Site| site.url.host_str().unwrap_or_default().to_owned();
+        sites.values().map(|site| Shown::of(&site.name, &host(site), rows)).collect()
     }
 
     /// What there is to show of one backend: its host, and that of its server.
@@ -255,25 +254,12 @@ impl Connections {
                 return Err(refused(&why.to_string()));
             }
         };
-        let now = Utc::now();
         let mut row = Connection {
-            id: drawbridge_auth::fresh_id(),
-            user: user.to_owned(),
-            backend: backend.to_owned(),
-            issuer: attempt.issuer.clone(),
             resource: server.resource.clone(),
             client: client.id,
             scopes: tokens.scopes.unwrap_or_else(|| attempt.scopes.iter().cloned().collect()),
-            wanted: BTreeSet::new(),
-            access: String::new(),
-            refresh: None,
-            id_token: None,
-            expires_at: end_of(now, tokens.expires_in),
-            status: ConnectionStatus::Connected,
-            version: 1,
-            last_error: None,
-            created_at: now,
-            updated_at: now,
+            expires_at: end_of(Utc::now(), tokens.expires_in),
+            ..super::sealed::row(user, backend, &attempt.issuer)
         };
         self.fill(&mut row, &tokens.access, tokens.refresh.as_deref(), tokens.id_token.as_deref());
         self.vault.put_connection(&row).await?;

@@ -3,7 +3,7 @@
 //!
 //! It is only kept while there is a backend that needs it.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use chrono::Utc;
@@ -89,26 +89,12 @@ impl Connections {
 
     async fn keep(&self, user: &str, site: &Site, tokens: &Tokens) -> Result<(), NotConnected> {
         let server = self.authorities.pins.find(site, For::Gateway).await?;
-        let now = Utc::now();
         let client = site.client.as_ref().map(|(id, _)| id.clone());
         let mut row = Connection {
-            id: drawbridge_auth::fresh_id(),
-            user: user.to_owned(),
-            backend: LOGIN.to_owned(),
-            issuer: server.metadata.issuer.clone(),
-            resource: String::new(),
             client: client.unwrap_or_default(),
             scopes: tokens.scopes.clone().unwrap_or_default(),
-            wanted: BTreeSet::new(),
-            access: String::new(),
-            refresh: None,
-            id_token: None,
-            expires_at: end_of(now, tokens.expires_in),
-            status: ConnectionStatus::Connected,
-            version: 1,
-            last_error: None,
-            created_at: now,
-            updated_at: now,
+            expires_at: end_of(Utc::now(), tokens.expires_in),
+            ..super::sealed::row(user, LOGIN, &server.metadata.issuer)
         };
         self.fill(&mut row, &tokens.access, tokens.refresh.as_deref(), tokens.id_token.as_deref());
         self.vault.put_connection(&row).await?;

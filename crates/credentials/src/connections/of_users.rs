@@ -41,7 +41,8 @@ impl OfUsers {
 impl Credentials for OfUsers {
     async fn find(&self, whom: &Principal) -> Result<Credential, Fault> {
         let user = self.user(whom)?;
-        Ok(self.connections.usable(user, &self.backend, None).await?.credential())
+        let opened = self.connections.usable(user, &self.backend, None).await?;
+        Ok(self.connections.credential(&opened))
     }
 
     async fn refused(
@@ -54,9 +55,12 @@ impl Credentials for OfUsers {
         let Some(opened) = connections.find(user, &self.backend).await? else {
             return Err(Fault::NotConnected { backend: self.backend.clone() });
         };
-        let is_this = opened.credential().id() == credential.id();
+        let is_this = opened.version() == credential.id();
         if refusal.status == 403 {
-            let wanted = refusal.challenge.as_deref().and_then(missing_scopes);
+            // A key has no scopes to agree to.
+            let has_scopes = connections.key_site(&self.backend).is_none();
+            let challenge = refusal.challenge.as_deref().filter(|_| has_scopes);
+            let wanted = challenge.and_then(missing_scopes);
             return match wanted.filter(|_| is_this) {
                 Some(wanted) => {
                     let why = "the backend wants more than the user has agreed to";
@@ -67,7 +71,7 @@ impl Credentials for OfUsers {
             };
         }
         if !is_this {
-            return Ok(Some(opened.credential()));
+            return Ok(Some(connections.credential(&opened)));
         }
         if connections.is_forced(&opened.row) {
             let why = "the backend refuses a token that was just renewed";
@@ -75,7 +79,7 @@ impl Credentials for OfUsers {
             return connections.demand(&opened, status, BTreeSet::new(), why).await.map(|_| None);
         }
         let renewed = connections.usable(user, &self.backend, Some(opened.row.version)).await?;
-        Ok(Some(renewed.credential()))
+        Ok(Some(connections.credential(&renewed)))
     }
 }
 

@@ -52,7 +52,13 @@ impl Connections {
 
     /// A connection that can't be renewed and is over.
     async fn lapse(&self, opened: &Opened) -> Result<Arc<Opened>, Fault> {
-        self.demand(opened, ConnectionStatus::NeedsReauth, BTreeSet::new(), "the token has ended").await
+        self.demand(
+            opened,
+            ConnectionStatus::NeedsReauth,
+            BTreeSet::new(),
+            "it is refused or over, and can't be renewed",
+        )
+        .await
     }
 
     /// The user has to do something. Never returns a connection.

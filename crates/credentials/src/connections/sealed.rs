@@ -1,8 +1,10 @@
 //! The tokens of a connection, which are sealed wherever they are kept.
 
-use chrono::TimeDelta;
+use std::collections::BTreeSet;
+
+use chrono::{TimeDelta, Utc};
 use drawbridge_auth::records::{RecordsError, Time};
-use drawbridge_auth::vault::Connection;
+use drawbridge_auth::vault::{Connection, ConnectionStatus};
 use drawbridge_core::credentials::Credential;
 use drawbridge_core::seal::Purpose;
 
@@ -20,9 +22,38 @@ pub(super) struct Opened {
     pub(super) refresh: Option<String>,
 }
 
+/// A connection of a user that nothing is in yet.
+pub(super) fn row(user: &str, backend: &str, issuer: &str) -> Connection {
+    let now = Utc::now();
+    Connection {
+        id: drawbridge_auth::fresh_id(),
+        user: user.to_owned(),
+        backend: backend.to_owned(),
+        issuer: issuer.to_owned(),
+        resource: String::new(),
+        client: String::new(),
+        scopes: BTreeSet::new(),
+        wanted: BTreeSet::new(),
+        access: String::new(),
+        refresh: None,
+        id_token: None,
+        expires_at: None,
+        status: ConnectionStatus::Connected,
+        version: 1,
+        last_error: None,
+        created_at: now,
+        updated_at: now,
+    }
+}
+
 impl Opened {
     pub(super) fn credential(&self) -> Credential {
-        Credential::bearer(&self.access, &format!("{}:{}", self.row.id, self.row.version))
+        Credential::bearer(&self.access, &self.version())
+    }
+
+    /// Tells it from the ones before and after.
+    pub(super) fn version(&self) -> String {
+        format!("{}:{}", self.row.id, self.row.version)
     }
 
     /// Whether its token can be sent.

@@ -9,7 +9,9 @@ use url::Url;
 use crate::config::check::Checker;
 use crate::config::check::auth::is_server;
 use crate::config::check::backend::{header_name, header_value};
-use crate::config::model::{BackendAuth, BackendKind, ClientCredentials, Config, TokenSource, UserOAuth};
+use crate::config::model::{
+    BackendAuth, BackendKind, ClientCredentials, Config, TokenSource, UserOAuth, UserSecret,
+};
 use crate::config::raw::{self, AuthMode, BackendAuthKind, SessionScope};
 use crate::config::secret::Secret;
 
@@ -33,12 +35,15 @@ fn keys(kind: BackendAuthKind) -> &'static [&'static str] {
             "audience",
             "subject_token",
         ],
+        BackendAuthKind::UserSecret => &["header", "scheme", "help"],
     }
 }
 
 fn written(raw: &raw::BackendAuth) -> Vec<&'static str> {
     let all = [
         ("header", raw.header.is_some()),
+        ("scheme", raw.scheme.is_some()),
+        ("help", raw.help.is_some()),
         ("value", raw.value.is_some()),
         ("user", raw.user.is_some()),
         ("password", raw.password.is_some()),
@@ -94,6 +99,11 @@ pub(super) fn backend_auth(
         BackendAuthKind::UserOAuth => BackendAuth::UserOAuth(user_oauth(checker, &path, raw, url)?),
         BackendAuthKind::TokenExchange => {
             BackendAuth::TokenExchange(exchange::token_exchange(checker, &path, raw, url)?)
+        }
+        BackendAuthKind::UserSecret => {
+            let secret = user_secret(checker, &path, raw)?;
+            name.clone_from(&secret.header);
+            BackendAuth::UserSecret(secret)
         }
     };
     if headers.contains_key(&name) {
@@ -180,6 +190,26 @@ fn user_oauth(
     let resource = written.map(|written| resource(checker, path, Some(written), url).unwrap_or_default());
     let scopes = scopes(checker, path, raw.scopes);
     Some(UserOAuth { issuer: raw.issuer, client_id: raw.client_id, client_secret, scopes, resource })
+}
+
+fn user_secret(checker: &mut Checker<'_>, path: &str, raw: raw::BackendAuth) -> Option<UserSecret> {
+    let (header, usual) = match &raw.header {
+        Some(written) => (header_name(checker, &format!("{path}.header"), written)?, None),
+        None => ("authorization".to_owned(), Some("Bearer".to_owned())),
+    };
+    let is_scheme = |scheme: &str| scheme.bytes().all(|b| b.is_ascii_alphanumeric() || b"-._~".contains(&b));
+    if let Some(scheme) = raw.scheme.as_deref().filter(|scheme| !is_scheme(scheme)) {
+        let hint = "one word, such as `Bearer` or `Token`, or \"\" for nothing";
+        checker.problem(&format!("{path}.scheme"), format!("not a scheme: `{scheme}`"), hint);
+    }
+    if let Some(help) = &raw.help
+        && !Url::parse(help).is_ok_and(|url| matches!(url.scheme(), "https" | "http") && url.has_host())
+    {
+        let hint = "write the https URL of the page at which users get a key";
+        checker.problem(&format!("{path}.help"), "not a URL", hint);
+    }
+    let scheme = raw.scheme.or(usual).filter(|scheme| !scheme.is_empty());
+    Some(UserSecret { header, scheme, help: raw.help })
 }
 
 /// Checks that users can log in where they are to have accounts at backends, and share no session there; and that there

@@ -5,7 +5,7 @@ use serde_json::json;
 use super::{Sheet, bundles};
 use crate::config::model::{
     Backend, BackendAuth, BackendKind, ClientCredentials, HttpBackend, StdioBackend, TokenExchange,
-    TokenSource, UserOAuth,
+    TokenSource, UserOAuth, UserSecret,
 };
 
 pub(super) fn backend(sheet: &mut Sheet, key: &str, backend: &Backend) {
@@ -100,6 +100,12 @@ fn auth(sheet: &mut Sheet, key: &str, auth: &BackendAuth) {
         BackendAuth::TokenExchange(written) => {
             token_exchange(sheet, key, written);
             "token_exchange"
+        }
+        BackendAuth::UserSecret(UserSecret { header, scheme, help }) => {
+            sheet.put(&format!("{key}.header"), header);
+            sheet.put(&format!("{key}.scheme"), scheme);
+            sheet.address(&format!("{key}.help"), help.as_deref());
+            "user_secret"
         }
     };
     sheet.put(&format!("{key}.kind"), kind);

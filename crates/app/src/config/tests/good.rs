@@ -41,6 +41,8 @@ backends:
   named:  { url: http://a/mcp, auth: { kind: client_credentials, client_id: g, client_secret: { env: SECRET } } }
   users:  { url: http://a/mcp, auth: { kind: user_oauth } }
   known:  { url: http://a/mcp, auth: { kind: user_oauth, issuer: https://as.example, client_id: g, client_secret: { env: SECRET }, scopes: [a], resource: "https://a/r" } }
+  keys:   { url: http://a/mcp, auth: { kind: user_secret } }
+  token:  { url: http://a/mcp, auth: { kind: user_secret, header: X-Key, scheme: Token, help: "https://a/keys" } }
 "#;
 
 /// Good files with the environment they need: name, text, variables.

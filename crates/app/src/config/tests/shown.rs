@@ -45,6 +45,7 @@ backends:
   f:
     url: "https://f.example/mcp"
     auth: { kind: token_exchange, client_id: gate, client_secret: pl4nted-22, subject_token: id_token, audience: f }
+  g: { url: "https://g.example/mcp", auth: { kind: user_secret, header: x-key, scheme: Token, help: "https://g.example/keys" } }
   e: { command: sh, args: ["--key=pl4nted-20"], env: { KEY: pl4nted-21 }, cwd: / }
 endpoints: { both: { backends: [a, b] } }
 "#;

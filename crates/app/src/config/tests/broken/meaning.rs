@@ -371,6 +371,20 @@ broken_files! {
           hint: add `client_id`
     "#;
 
+    keys_of_users_that_can_not_be_sent = "backends:\n  t:\n    url: http://a/mcp\n    headers: { X-Key: x }\n    auth: { kind: user_secret, header: x-key, scheme: \"a b\", help: /keys, value: y }\n"
+    says r#"
+        drawbridge.yaml:5:5: backends.t.auth: `headers` has the header x-key too
+          hint: keep one of the two
+        drawbridge.yaml:5:13: backends.t.auth.kind: users have accounts only where the gateway logs them in
+          hint: users log in in a browser: set `auth: { mode: embedded }`
+        drawbridge.yaml:5:47: backends.t.auth.scheme: not a scheme: `a b`
+          hint: one word, such as `Bearer` or `Token`, or "" for nothing
+        drawbridge.yaml:5:62: backends.t.auth.help: not a URL
+          hint: write the https URL of the page at which users get a key
+        drawbridge.yaml:5:75: backends.t.auth.value: this key goes with another kind
+          hint: remove the key
+    "#;
+
     tokens_to_exchange_where_nobody_has_any = "auth: { mode: embedded }\nbackends:\n  t:\n    url: http://a/mcp\n    auth: { kind: token_exchange, client_secret: x, value: y }\n  u:\n    url: http://a/mcp\n    session_scope: shared\n    auth: { kind: token_exchange, issuer: https://a, token_endpoint: https://a/t }\n"
     says r#"
         drawbridge.yaml:5:13: backends.t.auth.kind: users have nothing that could be exchanged
