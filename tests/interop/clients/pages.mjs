@@ -15,8 +15,9 @@ const check = (name, ok, said = '') => { ok ? passed++ : failed++; console.log(`
 
 let child;
 const tracker = JSON.stringify({ url: TRACKER, auth: { kind: 'user_oauth', issuer: ISSUER } });
+const notes = JSON.stringify({ url: BACKEND, auth: { kind: 'user_secret', header: 'X-Api-Key', help: 'https://notes.example/keys' } });
 const gateway = (...more) => new Promise((ready, no) => { // one or several; the same one again with its port
-  child = spawn('python3', [GATEWAY, '--dir', DIR, '--instances', INSTANCES, '--user', 'alice', '--user', 'bob', '--auth', JSON.stringify({ registration: { dcr: 'open' }, name: 'Acme tools' }), ...more, `everything=${BACKEND}`, `tracker=${tracker}`], { stdio: ['ignore', 'pipe', 'inherit'] });
+  child = spawn('python3', [GATEWAY, '--dir', DIR, '--instances', INSTANCES, '--user', 'alice', '--user', 'bob', '--auth', JSON.stringify({ registration: { dcr: 'open' }, name: 'Acme tools' }), ...more, `everything=${BACKEND}`, `tracker=${tracker}`, `notes=${notes}`], { stdio: ['ignore', 'pipe', 'inherit'] });
   let text = '';
   child.stdout.on('data', d => { text += d; if (text.includes('\n')) ready(JSON.parse(text)); });
   child.on('exit', () => no(new Error('the gateway has ended')));
@@ -76,8 +77,8 @@ const look = async (page, what) => { // pictures of it, and what axe says of eac
 const arrived = async page => { await page.waitForURL(u => u.href.startsWith(back), { timeout: 10000 }); return new URL(page.url()).searchParams; };
 const heading = page => page.locator('h1').innerText();
 const words = {
-  'en-GB': { connect: 'Connect an account', connected: 'Connected', agree: 'did not agree', old: 'too old', another: 'belongs to another account', failed: 'was not accepted', error: 'This did not work', list: 'Your accounts at other services', no: 'not connected', yes: '127.0.0.1 · connected' },
-  'de-CH': { connect: 'Konto verbinden', connected: 'Verbunden', agree: 'nicht zugestimmt', old: 'zu alt', another: 'gehört zu einem anderen Konto', failed: 'nicht angenommen', error: 'Das hat nicht geklappt', list: 'Ihre Konten bei anderen Diensten', no: 'nicht verbunden', yes: '127.0.0.1 · verbunden' }
+  'en-GB': { connect: 'Connect an account', connected: 'Connected', agree: 'did not agree', old: 'too old', another: 'belongs to another account', failed: 'was not accepted', error: 'This did not work', list: 'Your accounts at other services', no: 'not connected', yes: '127.0.0.1 · connected', key: 'no key' },
+  'de-CH': { connect: 'Konto verbinden', connected: 'Verbunden', agree: 'nicht zugestimmt', old: 'zu alt', another: 'gehört zu einem anderen Konto', failed: 'nicht angenommen', error: 'Das hat nicht geklappt', list: 'Ihre Konten bei anderen Diensten', no: 'nicht verbunden', yes: '127.0.0.1 · verbunden', key: 'kein Schlüssel' }
 };
 
 // A client calls a tool of a backend at which each user has an account, and this one has none yet: from the link to the call that works.
@@ -175,10 +176,24 @@ const connecting = async ({ locale, user, era, prefix, other }) => {
   await look(page, `${prefix}connect-used`);
 
   await page.goto(`${P}/connections`);
-  ok('the list of accounts has it', await is(say.list, say.yes) && !await is(say.list, say.no), await page.content());
+  ok('the list of accounts has it', await is(say.list, say.yes), await page.content());
   await look(page, `${prefix}connections`);
   await page.click('form[action="/connections/tracker/disconnect"] button');
-  ok('it can be disconnected', await soon(() => is(say.list, say.no)), await page.content());
+  ok('it can be disconnected', await soon(async () => !await is(say.list, say.yes)), await page.content());
+
+  // A backend that has keys of its own: one is given here.
+  const give = async key => { await page.fill('#key', key); await page.click('.buttons button'); };
+  await page.click('a[href="/connect/notes"]');
+  ok('the page asks for a key', await is(say.connect, 'notes (127.0.0.1)') && await page.locator('#key').count() === 1, await page.content());
+  await look(page, `${prefix}key`);
+  await give('na\u00efve');
+  ok('what is none is refused', (await page.locator('[role=alert]').innerText()).includes(say.key), await page.content());
+  await look(page, `${prefix}key-wrong`);
+  await give('k-1');
+  ok('one is kept', await is(say.connected, 'notes'), await page.content());
+  await page.click('a[href="/connections"]');
+  await page.click('form[action="/connections/notes/disconnect"] button');
+  ok('and taken back', await soon(async () => !await is(say.list, say.yes)), await page.content());
   ok('then there is one tool again', await soon(async () => String(await names()) === 'tracker__connect'), await names());
   await mcp.close();
   await page.context().close();
