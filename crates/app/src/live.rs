@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, anyhow};
 use drawbridge_core::accounts::Personal;
-use drawbridge_core::{Backend, BackendName, Endpoint, Recalling};
+use drawbridge_core::{Backend, BackendName, Endpoint, Keeping, Recalling};
 use sha2::{Digest as _, Sha256};
 
 use crate::config::{self, BackendKind, Config};
@@ -259,7 +259,8 @@ impl Wired {
                     let made = make_backend(config, name, backend, &self.means);
                     let made = made.with_context(|| format!("backend \"{name}\""))?;
                     let counted = self.metrics.backend(name);
-                    let recalling = Recalling::new(made.backend, backend.cache, &self.peers, counted);
+                    let keeping = Keeping { cache: backend.cache, list_ttl: backend.list_ttl };
+                    let recalling = Recalling::new(made.backend, keeping, &self.peers, counted);
                     let whole: Arc<dyn Backend> = match made.accounts {
                         Some(accounts) => {
                             Personal::new(recalling.clone(), accounts, &self.peers, &self.work.backends)

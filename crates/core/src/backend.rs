@@ -86,6 +86,9 @@ pub trait Backend: Send + Sync {
         None
     }
 
+    /// What it tells of changes goes to `memory` too, as far as it comes, whether or not somebody listens.
+    fn remind(&self, _memory: Weak<dyn Unsolicited>) {}
+
     /// What was remembered of its answers may be wrong: whoever remembers asks anew.
     fn forget(&self) {}
 

@@ -2,11 +2,12 @@
 //! given again without asking it.
 //!
 //! - Only complete results of the methods in [`METHODS`], with a `ttlMs` above zero, of a backend that marks its
-//!   results. Nothing that came of a retry.
+//!   results; and lists of one that does not, where the configuration says for how long ([`lasting`]). Nothing that
+//!   came of a retry.
 //! - The key has the method and all parameters but `_meta`, the client's version and capabilities and how it answers,
 //!   since all of these may shape an answer; and the principal, unless the backend says that the answer is public.
 //! - A notification of a change drops what it is about, and what is being asked for at that moment is not kept.
-//! - The text is kept as it came; who gets it again only sees less time left ([`Shape::Aged`]).
+//! - The text is kept as it came; who gets it again only sees less time left ([`Shape::Aged`], [`Shape::Lasting`]).
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -47,7 +48,7 @@ const MAX_ANSWER: usize = MAX_BYTES / 8;
 /// What an entry costs besides its text.
 const OVERHEAD: usize = 512;
 /// However long a backend allows, an answer is asked for again after this time.
-const MAX_AGE: Duration = Duration::from_secs(24 * 3600);
+pub(crate) const MAX_AGE: Duration = Duration::from_secs(24 * 3600);
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Key {
@@ -64,6 +65,8 @@ struct Key {
 #[derive(Debug)]
 struct Entry {
     message: Message,
+    /// Its backend means something by its `ttlMs`.
+    is_marked: bool,
     about: About,
     /// Of a resource's contents.
     uri: Option<String>,
@@ -154,7 +157,8 @@ impl Cache {
         }
         // A copy, since the text may be a piece of something larger.
         let Ok(message) = Message::parse_trusting(Bytes::copy_from_slice(text)) else { return };
-        if message.text(Field::CacheScope).as_deref() == Some("public") {
+        let is_marked = reply.shape == Shape::Marked;
+        if is_marked && message.text(Field::CacheScope).as_deref() == Some("public") {
             ticket.key.principal = None;
         }
         // For the same reason.
@@ -168,7 +172,8 @@ impl Cache {
         state.make_room(bytes);
         let used = state.next_turn();
         state.bytes += bytes;
-        state.entries.insert(key, Entry { message, about, uri, since: Instant::now(), ttl, used, bytes });
+        let since = Instant::now();
+        state.entries.insert(key, Entry { message, is_marked, about, uri, since, ttl, used, bytes });
     }
 
     /// Drops everything, since changes may have been missed.
@@ -217,7 +222,8 @@ impl State {
             return None;
         };
         entry.used = turn;
-        Some(Reply { message: entry.message.clone(), shape: Shape::Aged(left) })
+        let shape = if entry.is_marked { Shape::Aged(left) } else { Shape::Lasting(left) };
+        Some(Reply { message: entry.message.clone(), shape })
     }
 
     fn remove(&mut self, key: &Key) {
@@ -262,6 +268,9 @@ impl State {
 /// For how long an answer may be kept, if at all.
 fn ttl(reply: &Reply) -> Option<Duration> {
     let message = &reply.message;
+    if let Shape::Lasting(ttl) = reply.shape {
+        return Some(ttl);
+    }
     if reply.shape != Shape::Marked || message.kind() != Kind::Result {
         return None;
     }
@@ -269,6 +278,24 @@ fn ttl(reply: &Reply) -> Option<Duration> {
     let ttl = std::str::from_utf8(message.raw(Field::TtlMs)?).ok()?.parse().ok()?;
     let ttl = Duration::from_millis(ttl).min(MAX_AGE);
     (is_complete && !ttl.is_zero()).then_some(ttl)
+}
+
+/// Whether `call` asks for a list that the configuration may give a time.
+///
+/// A client with a session may have a list of its own there.
+pub(crate) fn may_last(call: &Call) -> bool {
+    let method = call.request.method();
+    let is_list = || METHODS.iter().any(|(list, about)| *list == method && *about != About::Contents);
+    call.client.answers == Answers::ByRetry && is_list()
+}
+
+/// An answer that may be kept for `ttl`, if its backend doesn't say for how long.
+pub(crate) fn lasting(reply: Reply, ttl: Duration) -> Reply {
+    let says_nothing = reply.shape == Shape::Plain && reply.message.raw(Field::TtlMs).is_none();
+    if !says_nothing || reply.message.kind() != Kind::Result || ttl.is_zero() {
+        return reply;
+    }
+    Reply { shape: Shape::Lasting(ttl.min(MAX_AGE)), ..reply }
 }
 
 #[cfg(test)]

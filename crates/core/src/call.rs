@@ -107,6 +107,15 @@ pub enum Shape {
     Marked,
     /// The same, of a result that was kept: of its `ttlMs` this is left.
     Aged(Duration),
+    /// [`Shape::Plain`], and the configuration says that it may be kept for this long, by whom it is for.
+    Lasting(Duration),
+}
+
+impl Shape {
+    /// Whether nothing in the result is about the result.
+    pub fn is_plain(self) -> bool {
+        matches!(self, Self::Plain | Self::Lasting(_))
+    }
 }
 
 /// What a backend asks at one moment of a call.

@@ -38,6 +38,6 @@ pub use call::{Ask, AskKey, Call, Event, Events, Reply, Resume, Round, Shape};
 pub use client::{Answers, Client, Principal, ProfileKey};
 pub use endpoint::{Conversing, Endpoint};
 pub use fault::{Blame, Fault, Retry};
-pub use recalling::Recalling;
+pub use recalling::{Keeping, Recalling};
 pub use rounds::{RoundOptions, Rounds};
 pub use tasks::Tasks;

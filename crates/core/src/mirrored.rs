@@ -21,7 +21,7 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use crate::backend::BackendName;
-use crate::call::{Call, Reply, Shape};
+use crate::call::{Call, Reply};
 use crate::client::{Answers, ProfileKey};
 use crate::fault::Fault;
 use annotations::Argument;
@@ -164,7 +164,7 @@ impl Mirrored {
         request: &Message,
         reply: Reply,
     ) -> Reply {
-        if answers == Answers::Live && reply.shape == Shape::Plain {
+        if answers == Answers::Live && reply.shape.is_plain() {
             // Nobody on either side has such headers.
             return reply;
         }
@@ -180,7 +180,7 @@ impl Mirrored {
             self.warn(name, wrong);
         }
         // A backend with sessions means nothing by the annotation, so the tool works without it.
-        let message = page.without_wrong(&reply.message, reply.shape == Shape::Plain);
+        let message = page.without_wrong(&reply.message, reply.shape.is_plain());
         Reply { message: message.unwrap_or(reply.message), shape: reply.shape }
     }
 

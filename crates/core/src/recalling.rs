@@ -26,7 +26,7 @@ use tokio_util::future::FutureExt as _;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::backend::{Backend, BackendName, Conversation, Description, Scope, TakenUp, Unsolicited};
-use crate::cache::{Asked, Cache};
+use crate::cache::{self, Asked, Cache};
 use crate::call::{Call, Event, Events, Reply, Shape, forward, generate, once};
 use crate::client::{Answers, Client};
 use crate::fault::{Deadline, Fault};
@@ -41,6 +41,22 @@ const MAX_PAGES: usize = 50;
 /// A call whose headers seem wrong is judged by a list that is not older than this.
 const RECENT: Duration = Duration::from_secs(5);
 
+/// For how long answers of a backend may be kept.
+#[derive(Debug, Clone, Copy)]
+pub struct Keeping {
+    /// Answers are kept, and given again.
+    pub cache: bool,
+    /// How long lists may be kept if the backend does not say, here and by stateless clients.
+    pub list_ttl: Duration,
+}
+
+impl Default for Keeping {
+    /// As long as the backend says.
+    fn default() -> Self {
+        Self { cache: true, list_ttl: Duration::ZERO }
+    }
+}
+
 /// A backend with a memory.
 pub struct Recalling {
     inner: Arc<dyn Backend>,
@@ -52,6 +68,7 @@ struct Memory {
     list_timeout: Duration,
     mirrored: Mirrored,
     cache: Option<Cache>,
+    list_ttl: Duration,
     metrics: Arc<metrics::Backend>,
     /// Requests that the backend has.
     running: AtomicUsize,
@@ -93,11 +110,10 @@ async fn hear_elsewhere(memory: Weak<Memory>) {
 }
 
 impl Recalling {
-    /// Gives `inner` a memory; it keeps answers only if `cache` says so. What is sent to `inner` is counted in
-    /// `metrics`.
+    /// Gives `inner` a memory, which keeps answers as `keeping` says. What is sent to `inner` is counted in `metrics`.
     pub fn new(
         inner: Arc<dyn Backend>,
-        cache: bool,
+        keeping: Keeping,
         peers: &Peers,
         metrics: Arc<metrics::Backend>,
     ) -> Arc<Self> {
@@ -106,7 +122,8 @@ impl Recalling {
             name: inner.name().clone(),
             list_timeout: inner.list_timeout(),
             mirrored: Mirrored::new(inner.name().clone()),
-            cache: cache.then(Cache::default),
+            cache: keeping.cache.then(Cache::default),
+            list_ttl: keeping.list_ttl,
             metrics,
             running: AtomicUsize::new(0),
             quiet: Notify::new(),
@@ -115,6 +132,8 @@ impl Recalling {
             _heard: ended.clone().drop_guard(),
         };
         let memory = Arc::new(memory);
+        let reminded: Weak<Memory> = Arc::downgrade(&memory);
+        inner.remind(reminded);
         if peers.state().is_fleet {
             let hearing = hear_elsewhere(Arc::downgrade(&memory));
             peers.spawn("hear of changes", hearing.with_cancellation_token_owned(ended).map(drop));
@@ -206,6 +225,13 @@ impl Unsolicited for Listener {
         if let Some(sink) = self.sink.upgrade() {
             sink.deliver(event);
         }
+    }
+}
+
+/// Told of changes that nobody listens for.
+impl Unsolicited for Memory {
+    fn deliver(&self, event: Event) {
+        self.hear(&event);
     }
 }
 
@@ -338,12 +364,16 @@ impl Talk {
     /// Any call but one of a tool.
     fn read(&self, mut call: Call) -> Events {
         let memory = self.memory.clone();
+        let may_last = cache::may_last(&call);
         let mut sent = Sent::new(&memory, &mut call);
         if call.request.method() != method::TOOLS_LIST {
             return Box::pin(self.inner.clone().call(call).map(move |event| {
                 sent.see(&event);
                 memory.hear(&event);
-                own_hop(&memory, event)
+                match own_hop(&memory, event) {
+                    Event::Done(reply) if may_last => Event::Done(cache::lasting(reply, memory.list_ttl)),
+                    event => event,
+                }
             }));
         }
         let (profile, answers, request) = (call.client.profile(), call.client.answers, call.request.clone());
@@ -352,7 +382,9 @@ impl Talk {
             memory.hear(&event);
             match own_hop(&memory, event) {
                 Event::Done(reply) if !reply.is_error() => {
-                    Event::Done(memory.mirrored.listed(&profile, answers, &request, reply))
+                    let reply = memory.mirrored.listed(&profile, answers, &request, reply);
+                    let reply = if may_last { cache::lasting(reply, memory.list_ttl) } else { reply };
+                    Event::Done(reply)
                 }
                 event => event,
             }

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
@@ -170,7 +170,11 @@ impl Described {
 
 /// Sessions that clients without sessions of their own share, by profile.
 #[derive(Default)]
-pub(crate) struct SharedSessions(Mutex<HashMap<ProfileKey, Shared>>);
+pub(crate) struct SharedSessions {
+    sessions: Mutex<HashMap<ProfileKey, Shared>>,
+    /// Hears of changes in all of them.
+    pub(crate) memory: OnceLock<Weak<dyn Unsolicited>>,
+}
 
 struct Shared {
     session: Arc<SharedSession>,
@@ -188,7 +192,7 @@ impl SharedSessions {
         tasks: &Tasks,
         make: impl FnOnce(&Arc<Client>) -> Arc<dyn LegacyConversation>,
     ) -> Arc<SharedSession> {
-        let mut sessions = self.0.lock();
+        let mut sessions = self.sessions.lock();
         let key = client.profile();
         if let Some(shared) = sessions.get_mut(&key) {
             shared.used = Instant::now();
@@ -200,18 +204,19 @@ impl SharedSessions {
         {
             tasks.spawn("end shared session", async move { old.session.leave().await });
         }
-        let session = SharedSession::new(make(client), client.clone(), tasks.clone());
+        let session =
+            SharedSession::new(make(client), client.clone(), tasks.clone(), self.memory.get().cloned());
         sessions.insert(key, Shared { session: session.clone(), used: Instant::now() });
         session
     }
 
     /// Lets go of a session that is of no use any more.
     pub(crate) fn forget(&self, client: &Client) {
-        self.0.lock().remove(&client.profile());
+        self.sessions.lock().remove(&client.profile());
     }
 
     pub(crate) async fn close(&self) {
-        let sessions = std::mem::take(&mut *self.0.lock());
+        let sessions = std::mem::take(&mut *self.sessions.lock());
         for shared in sessions.into_values() {
             shared.session.leave().await;
         }

@@ -201,6 +201,10 @@ impl Backend for HttpBackend {
         self.shared.options.list_timeout
     }
 
+    fn remind(&self, memory: Weak<dyn Unsolicited>) {
+        self.scopes.remind(memory);
+    }
+
     async fn close(&self) {
         self.scopes.close().await;
         self.keeper.close().await;

@@ -87,6 +87,12 @@ impl Scopes {
         Arc::new(Client { principal: everybody(), ..(**client).clone() })
     }
 
+    /// Tells `memory` of changes, whether or not somebody listens.
+    pub(crate) fn remind(&self, memory: Weak<dyn Unsolicited>) {
+        // There is one memory around a backend.
+        let _ = self.shared.memory.set(memory);
+    }
+
     /// Lets go of a session that is of no use any more.
     pub(crate) fn forget(&self, client: &Arc<Client>) {
         self.shared.forget(&self.shared_as(client));

@@ -53,6 +53,8 @@ struct Ear {
     tasks: Arc<SessionTasks>,
     /// Whose session it is.
     client: Arc<Client>,
+    /// Hears of changes even if nobody listens.
+    memory: Option<Weak<dyn Unsolicited>>,
 }
 
 impl Unsolicited for Ear {
@@ -67,6 +69,9 @@ impl Unsolicited for Ear {
                 method => {
                     if method == method::TOOLS_LIST_CHANGED {
                         self.tasks.forget_tools();
+                    }
+                    if let Some(memory) = self.memory.as_ref().and_then(Weak::upgrade) {
+                        memory.deliver(Event::Notify(message.clone()));
                     }
                     self.listeners.tell(&message);
                 }
@@ -83,13 +88,19 @@ impl Unsolicited for Ear {
 }
 
 impl SharedSession {
-    pub(crate) fn new(session: Arc<dyn LegacyConversation>, client: Arc<Client>, tasks: Tasks) -> Arc<Self> {
+    pub(crate) fn new(
+        session: Arc<dyn LegacyConversation>,
+        client: Arc<Client>,
+        tasks: Tasks,
+        memory: Option<Weak<dyn Unsolicited>>,
+    ) -> Arc<Self> {
         let listeners = Arc::<Listeners>::default();
         let session_tasks = SessionTasks::new(session.clone(), tasks.clone());
         let ear = Arc::new(Ear {
             listeners: listeners.clone(),
             tasks: session_tasks.clone(),
             client: client.clone(),
+            memory,
         });
         let sink: Weak<dyn Unsolicited> = Arc::downgrade(&(ear.clone() as Arc<dyn Unsolicited>));
         session.attach(sink);

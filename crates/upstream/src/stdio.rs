@@ -655,6 +655,10 @@ impl Backend for StdioBackend {
         })
     }
 
+    fn remind(&self, memory: Weak<dyn Unsolicited>) {
+        self.scopes.remind(memory);
+    }
+
     async fn close(&self) {
         self.scopes.close().await;
         self.keeper.close().await;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use drawbridge_testkit::backend::{Backend, Reply, Stream, legacy, modern};
 use drawbridge_testkit::client::{Modern, Reply as Answer};
-use drawbridge_testkit::gateway::Gateway;
+use drawbridge_testkit::gateway::{Gateway, binary};
 use drawbridge_testkit::{PATIENCE, eventually, soon};
 use serde_json::{Value, json};
 use tokio::sync::Mutex;
@@ -183,6 +183,63 @@ async fn r086_what_a_backend_does_not_offer_is_not_honoured() {
     let mut stream = listen(&gateway.modern(), &wanted).await;
     let expected = json!({ "toolsListChanged": true, "resourceSubscriptions": ["a://yes"] });
     assert_eq!(honoured(&mut stream).await, expected);
+}
+
+#[tokio::test]
+async fn r095_a_list_of_a_backend_with_sessions_is_kept_for_as_long_as_is_configured() {
+    let (backend, streams) = with_stream().await;
+    let gateway = in_front_of(&backend, "era: legacy, list_ttl: 1m", "").await;
+    let modern = gateway.modern();
+    let list = async || modern.call("tools/list", json!({})).await["result"].clone();
+    let first = list().await;
+    assert_eq!((&first["ttlMs"], &first["cacheScope"]), (&json!(60_000), &json!("private")), "{first}");
+    eventually(PATIENCE, async || {
+        let again = list().await;
+        assert_eq!(again["tools"], first["tools"]);
+        again["ttlMs"].as_u64().unwrap() < 60_000
+    })
+    .await;
+    assert_eq!(backend.count("tools/list"), 1);
+    let mut stream = listen(&modern, &json!({ "toolsListChanged": true })).await;
+    honoured(&mut stream).await;
+    let to = streams.lock().await[0].clone();
+    to.event(&json!({ "jsonrpc": "2.0", "method": CHANGES[0] })).await;
+    assert_eq!(stream.message().await["method"], CHANGES[0]);
+    assert_eq!(list().await["ttlMs"], 60_000, "whoever has heard of the change gets the new list");
+    assert_eq!(backend.count("tools/list"), 2);
+    // A session may have a list of its own.
+    let session = gateway.session().await;
+    for asked in [3, 4] {
+        assert!(session.call("tools/list", json!({})).await["result"].get("ttlMs").is_none());
+        assert_eq!(backend.count("tools/list"), asked);
+    }
+}
+
+#[tokio::test]
+async fn a_change_of_a_program_ends_what_is_kept_of_its_lists_though_nobody_listens() {
+    let settings = |ttl: &str| {
+        let command = binary();
+        format!(
+            "{{ command: \"{}\", args: [demo-server, --stdio], era: legacy, list_ttl: {ttl} }}",
+            command.display()
+        )
+    };
+    let hour = 3_600_000;
+    let gateway = Gateway::setup().backend("demo", &settings("1h")).start().await;
+    let modern = gateway.modern();
+    let left = async || modern.call("tools/list", json!({})).await["result"]["ttlMs"].as_u64().unwrap();
+    assert_eq!(left().await, hour);
+    // It ages, so the program was not asked.
+    eventually(PATIENCE, async || left().await < hour).await;
+    modern.tool("touch", json!({})).await;
+    eventually(PATIENCE, async || left().await == hour).await;
+    let read = modern.call("resources/read", json!({ "uri": "demo://about" })).await;
+    assert_eq!(read["result"]["ttlMs"], 0, "what a resource contains is another matter");
+    // A merged list may be kept for as long as each of its parts.
+    let two = Gateway::setup().backend("one", &settings("1h")).backend("two", &settings("1m"));
+    let merged = two.start().await.modern().call("tools/list", json!({})).await["result"].clone();
+    assert!((1..=60_000).contains(&merged["ttlMs"].as_u64().unwrap()), "{merged}");
+    assert_eq!(merged["cacheScope"], "private");
 }
 
 /// A backend with sessions whose GET stream a test writes to.

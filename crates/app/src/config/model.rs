@@ -537,6 +537,8 @@ pub struct Backend {
     pub list_timeout: Duration,
     /// Whether answers are kept for as long as it says.
     pub cache: bool,
+    /// How long lists may be kept where it does not say; 0: not at all.
+    pub list_ttl: Duration,
 }
 
 impl Backend {
@@ -562,6 +564,7 @@ impl Backend {
             idle_timeout: Duration::from_secs(15 * 60),
             list_timeout: Duration::from_secs(5),
             cache: true,
+            list_ttl: Duration::ZERO,
         }
     }
 }

@@ -578,6 +578,9 @@ pub(super) struct Backend {
     pub(super) list_timeout: Option<Span>,
     /// Whether answers are kept for as long as the backend says; default true.
     pub(super) cache: Option<bool>,
+    /// How long stateless clients, and the gateway for them, may keep lists for which the backend does not say it, a
+    /// day at most; default `0s`.
+    pub(super) list_ttl: Option<Span>,
 }
 
 /// What the gateway proves itself to a backend with.

@@ -150,13 +150,16 @@ fn report(backend: &BackendName, list: List, fault: Fault) -> Fault {
 
 /// The time to live and whether it may be shared, where the answer says.
 fn hints(reply: &Reply) -> Option<(u64, bool)> {
-    let ttl = reply.message.raw(Field::TtlMs)?;
-    let ttl = std::str::from_utf8(ttl).ok()?.parse().unwrap_or(0);
-    let public = reply.message.text(Field::CacheScope).as_deref() == Some("public");
+    let millis = |left: Duration| u64::try_from(left.as_millis()).unwrap_or(u64::MAX);
+    let public = || reply.message.text(Field::CacheScope).as_deref() == Some("public");
     match reply.shape {
         Shape::Plain => None,
-        Shape::Marked => Some((ttl, public)),
-        Shape::Aged(left) => Some((u64::try_from(left.as_millis()).unwrap_or(ttl), public)),
+        Shape::Lasting(left) => Some((millis(left), false)),
+        Shape::Marked => {
+            let ttl = std::str::from_utf8(reply.message.raw(Field::TtlMs)?).ok()?;
+            Some((ttl.parse().unwrap_or(0), public()))
+        }
+        Shape::Aged(left) => Some((millis(left), public())),
     }
 }
 

@@ -101,6 +101,43 @@ fn what_says_no_time_is_not_kept() {
     assert_eq!(left(&cache, &list()), None);
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_list_that_says_no_time_is_kept_for_as_long_as_is_configured() {
+    let minute = Duration::from_secs(60);
+    let (ann, bob) = (client("ann", "{}"), client("bob", "{}"));
+    let list = |who| call_of(who, "tools/list", &json!({}));
+    let plain = |result: &Value| Reply { shape: Shape::Plain, ..reply(result) };
+    let cache = Cache::default();
+    keep(&cache, &list(&ann), &lasting(plain(&json!({ "tools": [], "cacheScope": "public" })), minute));
+    tokio::time::advance(Duration::from_secs(20)).await;
+    let Asked::Kept(kept) = cache.ask(&list(&ann)) else { panic!() };
+    assert_eq!(kept.shape, Shape::Lasting(Duration::from_secs(40)));
+    assert!(matches!(cache.ask(&list(&bob)), Asked::Missed(_)), "whatever it says, it is private");
+    cache.heard(&Message::notification("notifications/tools/list_changed", b"{}"));
+    assert!(matches!(cache.ask(&list(&ann)), Asked::Missed(_)));
+    // The day is the most, and nothing is nothing.
+    let day = lasting(plain(&json!({ "tools": [] })), MAX_AGE * 2).shape;
+    assert_eq!(day, Shape::Lasting(MAX_AGE));
+    assert_eq!(lasting(plain(&json!({ "tools": [] })), Duration::ZERO).shape, Shape::Plain);
+}
+
+#[test]
+fn a_configured_time_is_only_for_lists_that_say_none_and_stateless_clients() {
+    let minute = Duration::from_secs(60);
+    let plain = |result: &Value| Reply { shape: Shape::Plain, ..reply(result) };
+    assert_eq!(lasting(good("public"), minute).shape, Shape::Marked);
+    assert_eq!(lasting(plain(&json!({ "tools": [], "ttlMs": 5 })), minute).shape, Shape::Plain);
+    let error = Message::parse(Bytes::from(r#"{"jsonrpc":"2.0","id":7,"error":{"code":1,"message":"m"}}"#));
+    let error = Reply { message: error.unwrap(), shape: Shape::Plain };
+    assert_eq!(lasting(error, minute).shape, Shape::Plain);
+    let lists =
+        METHODS.map(|(method, _)| method).into_iter().filter(|method| may_last(&call(method, &json!({}))));
+    assert_eq!(lists.count(), 4, "all but what a resource contains");
+    assert!(!may_last(&call("tools/call", &json!({}))));
+    let live = Arc::new(Client { answers: Answers::Live, ..(*client("ann", "{}")).clone() });
+    assert!(!may_last(&call_of(&live, "tools/list", &json!({}))));
+}
+
 #[test]
 fn errors_and_what_is_not_complete_are_not_kept() {
     let cache = Cache::default();

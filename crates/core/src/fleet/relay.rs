@@ -59,6 +59,8 @@ enum Form {
     Marked,
     /// Milliseconds.
     Aged(u64),
+    /// Milliseconds.
+    Lasting(u64),
 }
 
 impl From<Shape> for Form {
@@ -67,6 +69,7 @@ impl From<Shape> for Form {
             Shape::Plain => Self::Plain,
             Shape::Marked => Self::Marked,
             Shape::Aged(left) => Self::Aged(millis(left)),
+            Shape::Lasting(left) => Self::Lasting(millis(left)),
         }
     }
 }
@@ -77,6 +80,7 @@ impl From<Form> for Shape {
             Form::Plain => Self::Plain,
             Form::Marked => Self::Marked,
             Form::Aged(left) => Self::Aged(Duration::from_millis(left)),
+            Form::Lasting(left) => Self::Lasting(Duration::from_millis(left)),
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Lists of tools on their way through.
 
 use super::*;
+use crate::call::Shape;
 use crate::client::{Client, Principal};
 use drawbridge_wire::{Id, ProtocolVersion};
 use serde_json::{Value, json};

@@ -95,7 +95,11 @@ fn client(answers: Answers) -> Arc<Client> {
 }
 
 fn talk(backend: &Arc<Scripted>, client: &Arc<Client>) -> Arc<dyn Conversation> {
-    Recalling::new(backend.clone(), true, &Peers::alone(), Arc::default()).open(client, Scope::Profile, None)
+    Recalling::new(backend.clone(), Keeping::default(), &Peers::alone(), Arc::default()).open(
+        client,
+        Scope::Profile,
+        None,
+    )
 }
 
 async fn ask(
@@ -229,7 +233,7 @@ async fn what_comes_outside_of_calls_is_heard_before_it_is_passed_on() {
     let receiver =
         Arc::new(Receiver { kept: Mutex::default(), client: client.clone(), talk: Mutex::default() });
     let sink: Arc<dyn Unsolicited> = receiver.clone();
-    let talk = Recalling::new(backend.clone(), true, &Peers::alone(), Arc::default()).open(
+    let talk = Recalling::new(backend.clone(), Keeping::default(), &Peers::alone(), Arc::default()).open(
         &client,
         Scope::Session(crate::event_log::SessionKey([0; 16])),
         Some(Arc::downgrade(&sink)),

@@ -105,7 +105,7 @@ fn answer(client: &Client, id: &Id, method: &str, reply: &Reply) -> Payload {
         return error(client, id, method, reply);
     }
     let edit = Edit::new(message).id(id);
-    if reply.shape == Shape::Plain {
+    if reply.shape.is_plain() {
         return edit.finish();
     }
     let raw = message.raw(Field::Result).unwrap_or_default();

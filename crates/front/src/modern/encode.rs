@@ -179,17 +179,23 @@ impl Encoder {
             } else if !self.is_listen {
                 edit = edit.set_missing(Field::ResultServerInfo, SERVER_INFO);
             }
-            if reply.shape == Shape::Plain {
+            if reply.shape.is_plain() {
                 edit = edit.set(Field::ResultType, "\"complete\"");
             } else {
                 edit = edit.set_missing(Field::ResultType, "\"complete\"");
             }
-            if let Shape::Aged(left) = reply.shape {
-                edit = edit.set(Field::TtlMs, left.as_millis().to_string());
-            }
-            if self.cacheable {
-                edit = edit.set_missing(Field::TtlMs, "0").set_missing(Field::CacheScope, "\"private\"");
-            }
+            edit = match reply.shape {
+                Shape::Lasting(left) => {
+                    edit.set(Field::TtlMs, left.as_millis().to_string()).set(Field::CacheScope, "\"private\"")
+                }
+                Shape::Aged(left) => edit
+                    .set(Field::TtlMs, left.as_millis().to_string())
+                    .set_missing(Field::CacheScope, "\"private\""),
+                _ if self.cacheable => {
+                    edit.set_missing(Field::TtlMs, "0").set_missing(Field::CacheScope, "\"private\"")
+                }
+                _ => edit,
+            };
         }
         edit.finish()
     }
@@ -214,7 +220,7 @@ impl Encoder {
             code::RESOURCE_NOT_FOUND => code::INVALID_PARAMS,
             code::URL_ELICITATION_REQUIRED => code::INTERNAL_ERROR,
             code::MISSING_CLIENT_CAPABILITY if !self.lacks_what(message) => code::INTERNAL_ERROR,
-            code if reply.shape == Shape::Plain && (-32099..=-32000).contains(&code) => code::INTERNAL_ERROR,
+            code if reply.shape.is_plain() && (-32099..=-32000).contains(&code) => code::INTERNAL_ERROR,
             code if is_undefined(code) => code::INTERNAL_ERROR,
             code => code,
         };

@@ -33,6 +33,9 @@ const OWN_HEADERS: [&str; 11] = [
 ];
 const OWN_PREFIXES: [&str; 3] = ["content-", "mcp-", "proxy-"];
 
+/// Who was not told of a change lives with the old list for this long at most.
+const LONGEST_LIST_TTL: Duration = Duration::from_secs(24 * 3600);
+
 /// Whether the gateway itself writes a header; its name is in lower case.
 fn is_own(name: &str) -> bool {
     OWN_HEADERS.contains(&name) || OWN_PREFIXES.iter().any(|prefix| name.starts_with(prefix))
@@ -93,6 +96,11 @@ pub(in crate::config) fn backend(
 
 fn common(checker: &mut Checker<'_>, path: &str, raw: &raw::Backend, kind: BackendKind) -> Backend {
     let default = Backend::new(kind);
+    let list_ttl = raw.list_ttl.map_or(default.list_ttl, |Span(duration)| duration);
+    if list_ttl > LONGEST_LIST_TTL {
+        let hint = format!("the most is `{}`", humantime::format_duration(LONGEST_LIST_TTL));
+        checker.problem(&format!("{path}.list_ttl"), "too long", hint);
+    }
     let mut deadline = |key: &str, written: Option<Span>, default: Duration| {
         checker.positive(&format!("{path}.{key}"), written, default)
     };
@@ -110,6 +118,7 @@ fn common(checker: &mut Checker<'_>, path: &str, raw: &raw::Backend, kind: Backe
         idle_timeout: deadline("idle_timeout", raw.idle_timeout, default.idle_timeout),
         list_timeout: deadline("list_timeout", raw.list_timeout, default.list_timeout),
         cache: raw.cache.unwrap_or(default.cache),
+        list_ttl,
         kind: default.kind,
     }
 }

@@ -20,6 +20,7 @@ pub(super) fn backend(sheet: &mut Sheet, key: &str, backend: &Backend) {
         idle_timeout,
         list_timeout,
         cache,
+        list_ttl,
     } = backend;
     match kind {
         BackendKind::Http(http) => self::http(sheet, key, http),
@@ -34,6 +35,7 @@ pub(super) fn backend(sheet: &mut Sheet, key: &str, backend: &Backend) {
         ("first_byte_timeout", first_byte_timeout),
         ("idle_timeout", idle_timeout),
         ("list_timeout", list_timeout),
+        ("list_ttl", list_ttl),
     ] {
         sheet.span(&format!("{key}.{name}"), *span);
     }

@@ -137,6 +137,12 @@ broken_files! {
           hint: the most is `1day`
     "#;
 
+    list_that_is_kept_for_two_days = "backends:\n  t: { url: http://a/mcp, list_ttl: 2d }\n"
+    says r#"
+        drawbridge.yaml:2:27: backends.t.list_ttl: too long
+          hint: the most is `1day`
+    "#;
+
     first_token_that_anybody_guesses = "admin: { bootstrap_token: changeme-changeme-changeme-changeme }\n"
     says r#"
         drawbridge.yaml:1:10: admin.bootstrap_token: too easy to guess: at least 32 random characters are needed
