@@ -167,9 +167,11 @@ pub struct Emitter(Arc<Mutex<Option<Event>>>);
 
 impl Emitter {
     /// Gives one event; resolves once the reader has it.
-    pub async fn emit(&self, event: Event) {
+    ///
+    /// No async function: that would keep room for the event twice, in each call that waits.
+    pub fn emit(&self, event: Event) -> impl Future<Output = ()> + Send + '_ {
         let mut event = Some(event);
-        std::future::poll_fn(|_| {
+        std::future::poll_fn(move |_| {
             let mut slot = self.0.lock();
             if slot.is_some() {
                 return Poll::Pending;
@@ -183,7 +185,6 @@ impl Emitter {
                 None => Poll::Ready(()),
             }
         })
-        .await;
     }
 }
 
@@ -228,16 +229,22 @@ where
     Box::pin(Generated { work, slot, ended: false })
 }
 
-/// Emits the events of another stream; returns its terminal one.
-pub async fn forward(emit: &Emitter, mut events: Events) -> Option<Event> {
-    use futures_util::StreamExt as _;
-    while let Some(event) = events.next().await {
-        if event.is_terminal() {
-            return Some(event);
+/// Emits the events of another stream; returns its terminal one. No async function, for the reason of
+/// [`Emitter::emit`].
+pub fn forward(emit: &Emitter, mut events: Events) -> impl Future<Output = Option<Event>> + Send + '_ {
+    std::future::poll_fn(move |cx| {
+        if emit.0.lock().is_some() {
+            // Something else was emitted beside; the reader has still to take it, and polls again then.
+            return Poll::Pending;
         }
-        emit.emit(event).await;
-    }
-    None
+        match std::task::ready!(events.as_mut().poll_next(cx)) {
+            Some(event) if !event.is_terminal() => {
+                *emit.0.lock() = Some(event);
+                Poll::Pending
+            }
+            last => Poll::Ready(last),
+        }
+    })
 }
 
 /// A stream that is one event.
@@ -249,6 +256,15 @@ pub fn once(event: Event) -> Events {
 mod tests {
     use super::*;
     use futures_util::StreamExt as _;
+
+    #[test]
+    fn what_is_emitted_has_room_in_a_call_once() {
+        let emit = Emitter(Arc::default());
+        let emitting = emit.emit(Event::Begun);
+        assert!(size_of_val(&emitting) <= size_of::<Event>() + 16, "{}", size_of_val(&emitting));
+        let forwarding = forward(&emit, once(Event::Begun));
+        assert!(size_of_val(&forwarding) <= 32, "{}", size_of_val(&forwarding));
+    }
 
     #[tokio::test]
     async fn generated_events_come_in_order_and_end_with_the_terminal_one() {

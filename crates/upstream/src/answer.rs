@@ -225,7 +225,8 @@ impl EventStream {
         loop {
             while let Some(event) = self.decoder.next_event().map_err(|_| options.too_large(Size::Event))? {
                 if let Some(id) = &event.id {
-                    let id = Some(id.clone()).filter(|id| !id.is_empty());
+                    // A copy, since the stream may be quiet for long now.
+                    let id = Some(Bytes::copy_from_slice(id)).filter(|id| !id.is_empty());
                     let before = std::mem::replace(&mut self.last_id, id);
                     if let Some(mark) = &self.mark {
                         // Nobody is done with an event before the next one is asked for.

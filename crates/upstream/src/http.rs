@@ -349,8 +349,7 @@ impl Resolving {
         }
     }
 
-    async fn run(&self, emit: &Emitter, call: Call) -> Result<Event, Fault> {
-        let shared = &self.backend.shared;
+    async fn run(&self, emit: &Emitter, mut call: Call) -> Result<Event, Fault> {
         let mut again = true;
         loop {
             let era = self.backend.era(&self.client).await?;
@@ -363,13 +362,12 @@ impl Resolving {
                     }
                     session => session?,
                 };
+                // It may wait long for its client.
+                call.request = call.request.detached();
                 match self.over(emit, session, &call).await {
                     Some(last) => return Ok(last),
                     None => continue,
                 }
-            }
-            if let Some(event) = self.standing.answer(&*self.backend, &call).await {
-                return Ok(event);
             }
             if call.request.method() == method::LISTEN {
                 let last = Box::pin(self.backend.hubs.listen(emit, &call)).await;
@@ -379,23 +377,29 @@ impl Resolving {
                 }
                 return Ok(last);
             }
-            let call = self.standing.said_with(call.clone());
-            match Box::pin(stateless::run(shared, emit, &call)).await {
-                Ok(event) => {
-                    let event = modern::permitted(&call, event, &shared.options);
-                    return Ok(self.standing.awaited(emit, &call, event).await);
-                }
+            match Box::pin(self.statelessly(emit, &call)).await {
+                Ok(event) => return Ok(event),
                 Err(stateless::Stop::Fault(fault)) => return Err(fault),
                 Err(stateless::Stop::NotModern) if std::mem::take(&mut again) => {
                     self.backend.verdict.forget();
                 }
                 Err(stateless::Stop::NotModern) => {
-                    return Err(shared
-                        .options
-                        .bad_answer("it refuses requests in the protocol it announced"));
+                    let options = &self.backend.shared.options;
+                    return Err(options.bad_answer("it refuses requests in the protocol it announced"));
                 }
             }
         }
+    }
+
+    async fn statelessly(&self, emit: &Emitter, call: &Call) -> Result<Event, stateless::Stop> {
+        if let Some(event) = self.standing.answer(&*self.backend, call).await {
+            return Ok(event);
+        }
+        let shared = &self.backend.shared;
+        let call = self.standing.said_with(call.clone());
+        let event = stateless::run(shared, emit, &call).await?;
+        let event = modern::permitted(&call, event, &shared.options);
+        Ok(self.standing.awaited(emit, &call, event).await)
     }
 }
 
@@ -405,11 +409,11 @@ impl Conversation for Resolving {
         let session = self.session.lock().clone();
         generate(|emit| async move {
             if let Some(session) = session
-                && let Some(last) = self.over(&emit, session, &call).await
+                && let Some(last) = Box::pin(self.over(&emit, session, &call)).await
             {
                 return last;
             }
-            // Boxed, so that the calls of a session don't keep room for it.
+            // Boxed, so that neither way keeps room for the other.
             Box::pin(self.run(&emit, call)).await.unwrap_or_else(Event::Fail)
         })
     }

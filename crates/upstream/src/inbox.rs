@@ -30,15 +30,27 @@ impl Inbox {
         let _ = self.listens_to.set(filter);
     }
 
-    pub(crate) fn put(&self, event: Event) {
+    /// Puts an event in; returns whether there was room.
+    pub(crate) fn put(&self, event: Event) -> bool {
         let mut events = self.events.lock();
-        if events.len() < MAX_WAITING {
+        let has_room = events.len() < MAX_WAITING;
+        if has_room {
             events.push_back(event);
         } else if let Some(filter) = self.listens_to.get() {
             events.clear();
             events.extend(filter.everything().into_iter().map(Event::Notify));
         }
         self.bell.notify_one();
+        has_room
+    }
+
+    pub(crate) fn take(&self) -> Option<Event> {
+        self.events.lock().pop_front()
+    }
+
+    /// Resolves when something was put in since it last did.
+    pub(crate) async fn filled(&self) {
+        self.bell.notified().await;
     }
 
     /// Emits what is in the inbox while `work` runs, and what is still there when it has ended.
@@ -52,15 +64,13 @@ impl Inbox {
                     self.empty(emit).await;
                     return done;
                 }
-                () = self.bell.notified() => {}
+                () = self.filled() => {}
             }
         }
     }
 
     async fn empty(&self, emit: &Emitter) {
-        loop {
-            let next = self.events.lock().pop_front();
-            let Some(event) = next else { return };
+        while let Some(event) = self.take() {
             emit.emit(event).await;
         }
     }

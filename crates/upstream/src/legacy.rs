@@ -212,6 +212,9 @@ fn request(message: Message, asks: &mut OpenAsks) -> Incoming {
     if message.method() == method::PING {
         return Incoming::Ping(Message::result(&id, b"{}"));
     }
+    // It waits for its client, and its id with it, for as long as that takes.
+    let message = message.detached();
+    let Some(id) = message.id() else { return Incoming::Nothing };
     let key = AskKey::next();
     let (reply, answer) = oneshot::channel();
     asks.add(id.canonical(), key);
@@ -256,5 +259,22 @@ pub(crate) async fn answer(id: &Id, answer: oneshot::Receiver<Message>) -> Bytes
             .to_message(Some(id))
             .bytes()
             .clone(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_ask_that_waits_keeps_nothing_of_the_buffer_that_it_came_in() {
+        let text = br#"{"jsonrpc":"2.0","id":"ask","method":"elicitation/create","params":{}}"#;
+        let buffer = Bytes::from([&text[..], &[b' '; 8192]].concat());
+        let message = Message::parse(buffer.slice(..text.len())).unwrap();
+        let mut asks = OpenAsks::default();
+        let asked = incoming(message, &mut asks, |_| None);
+        assert!(matches!(asked, Incoming::Asked(..)));
+        assert!(buffer.is_unique());
+        assert!(asks.find(&Bytes::from_static(b"\"ask\"")).is_some());
     }
 }

@@ -431,12 +431,15 @@ impl Pipe {
     async fn run(self: &Arc<Self>, emit: &Emitter, call: &Call) -> Result<Event, Fault> {
         let is_listen = call.request.method() == method::LISTEN;
         let mut attempt = 0;
-        let (connection, slot, mut events, mut done) = loop {
-            let connection = self.open().await?;
+        let (connection, slot, events, mut done) = loop {
+            // Boxed, so that a call that waits keeps no room for what was before it.
+            let connection = Box::pin(self.open()).await?;
             let number = self.next_number();
             let token = call.request.slice(Field::MetaProgressToken);
             let (slot, events, done) = Slot::take(self, &connection, number, token, is_listen);
-            self.set_level(call, &connection).await;
+            if call.request.raw(Field::MetaLogLevel).is_some() {
+                Box::pin(self.set_level(call, &connection)).await;
+            }
             match connection.sender.send(self.outgoing(call, number)).await {
                 Ok(()) => break (connection, slot, events, done),
                 // It was not delivered, so a fresh channel may have it.
@@ -452,7 +455,7 @@ impl Pipe {
         let mut limit = if is_listen { Duration::MAX } else { self.options.first_byte_timeout };
         let mut deadline = Deadline::FirstByte;
         loop {
-            let next = tokio::time::timeout(limit, next_event(&mut events, &mut done)).await;
+            let next = tokio::time::timeout(limit, next_event(&events, &mut done)).await;
             let next = match next {
                 // Not the backend is silent, its client is.
                 Err(_) if slot.answering.excuses(limit) => continue,

@@ -745,7 +745,11 @@ impl Resolving {
 
 #[async_trait]
 impl Conversation for Resolving {
-    fn call(self: Arc<Self>, call: Call) -> Events {
+    fn call(self: Arc<Self>, mut call: Call) -> Events {
+        if *self.backend.dialect.lock() == Some(Dialect::Legacy) {
+            // It may wait long for its client.
+            call.request = call.request.detached();
+        }
         match self.known() {
             Some(conversation) => conversation.call(call),
             None => generate(|emit| async move { self.run(&emit, call).await.unwrap_or_else(Event::Fail) }),

@@ -214,6 +214,9 @@ struct Entry {
     value: Range<u32>,
 }
 
+/// A text of more bytes than this is worth no copy: it is most of the buffer that it was read into.
+const LARGE: usize = 4096;
+
 /// A checked JSON-RPC message. Cheap to clone: the text is shared.
 #[derive(Debug, Clone)]
 pub struct Message {
@@ -324,6 +327,15 @@ impl Message {
     /// within are only skipped, so whether they are JSON is for the client to find out.
     pub fn parse_trusting(text: Bytes) -> Result<Self, Invalid> {
         Self::read(text, Reading::Structure)
+    }
+
+    /// The same message, for whoever keeps it for long: its text is not a small piece of a large buffer.
+    #[must_use]
+    pub fn detached(self) -> Self {
+        if self.text.len() > LARGE {
+            return self;
+        }
+        Self { text: Bytes::copy_from_slice(&self.text), ..self }
     }
 
     fn read(text: Bytes, reading: Reading) -> Result<Self, Invalid> {

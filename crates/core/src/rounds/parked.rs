@@ -17,7 +17,7 @@ use tokio::time::Instant;
 
 use super::state::{self, Continues};
 use super::{Pending, RoundOptions, give_up, is_answer, lost, may_ask, refuse};
-use crate::call::{Ask, Call, Emitter, Event, Events, Resume, Round, generate, once};
+use crate::call::{Call, Emitter, Event, Events, Resume, Round, generate, once};
 use crate::endpoint::{Conversing, Endpoint};
 use crate::fault::{Fault, Unparked};
 use crate::fleet::Peers;
@@ -348,7 +348,7 @@ impl Running {
                 continue;
             }
             self.keys += 1;
-            self.pending.push(Pending { key: format!("ask-{}", self.keys), ask: on_its_own(ask) });
+            self.pending.push(Pending { key: format!("ask-{}", self.keys), ask });
         }
     }
 
@@ -408,14 +408,6 @@ impl Running {
             }
             event => Some(event),
         }
-    }
-}
-
-/// An ask that does not keep the whole buffer that it was read from.
-fn on_its_own(ask: Ask) -> Ask {
-    match Message::parse(Bytes::copy_from_slice(ask.request.bytes())) {
-        Ok(request) => Ask { request, ..ask },
-        Err(_) => ask,
     }
 }
 

@@ -89,7 +89,8 @@ impl Verdict {
         if let Some(era) = self.fresh() {
             return Ok(era);
         }
-        let era = match ask(shared, transport, whom).await? {
+        // Boxed, so that those who know keep no room for it.
+        let era = match Box::pin(ask(shared, transport, whom)).await? {
             Era::Both if self.refuses_sessions.load(Ordering::Relaxed) => Era::Modern,
             era => era,
         };

@@ -354,7 +354,8 @@ impl HttpSession {
             Box::pin(self.set_level(call, &opened)).await;
         }
         let mut cancel = CancelGuard::new(self, &opened, &id);
-        let mut answer = self.send_call(&opened, call, text.clone()).await?;
+        // Boxed too: most calls are answered at once, and those that wait keep no room for how they were sent.
+        let mut answer = Box::pin(self.send_call(&opened, call, text.clone())).await?;
         if is_session_lost(&answer, &opened) {
             // Unknown session: the call was not started, so a new session may have it.
             self.lost(&opened);
@@ -373,7 +374,7 @@ impl HttpSession {
             Answer::Stream(stream) => {
                 emit.emit(Event::Begun).await;
                 let said = self.say_where_it_stands(call, &id);
-                let stream = stream.marked(said.as_ref().map(|said| &said.mark));
+                let stream = Box::new(stream.marked(said.as_ref().map(|said| &said.mark)));
                 let reply = self.follow(emit, stream, &opened, &id).await;
                 reply.map(|reply| legacy::answered(call, reply))
             }
@@ -421,7 +422,7 @@ impl HttpSession {
     async fn follow(
         self: &Arc<Self>,
         emit: &Emitter,
-        mut stream: EventStream,
+        mut stream: Box<EventStream>,
         opened: &Arc<Opened>,
         id: &Id,
     ) -> Result<Reply, Fault> {
@@ -461,14 +462,15 @@ impl HttpSession {
             tokio::time::sleep(delay).await;
             let mut headers = opened.headers();
             headers.push((LAST_EVENT_ID, HeaderValue::from_maybe_shared(last).map_err(|_| lost())?));
-            let response =
-                match self.shared.get(&self.client.principal, &headers, options.first_byte_timeout).await {
-                    Ok(response) => response,
-                    // The backend may be on its way back.
-                    Err(Fault::Unreachable { .. }) => continue,
-                    Err(fault) => return Err(fault),
-                };
-            stream = EventStream::of(response, options).ok_or_else(lost)?.going_on_from(stream);
+            let asked = self.shared.get(&self.client.principal, &headers, options.first_byte_timeout);
+            let response = match Box::pin(asked).await {
+                Ok(response) => response,
+                // The backend may be on its way back.
+                Err(Fault::Unreachable { .. }) => continue,
+                Err(fault) => return Err(fault),
+            };
+            let next = EventStream::of(response, options).ok_or_else(lost)?;
+            *stream = next.going_on_from(*stream);
         }
     }
 

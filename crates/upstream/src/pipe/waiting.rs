@@ -7,15 +7,16 @@ use std::time::Instant;
 use bytes::Bytes;
 use drawbridge_core::call::Event;
 use drawbridge_wire::Id;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::oneshot;
 
 use super::{Connection, Pipe};
 use crate::answering::Answering;
+use crate::inbox::Inbox;
 use crate::legacy;
 
 /// A call waiting for its events.
 pub(super) struct Waiting {
-    pub(super) events: mpsc::Sender<Event>,
+    pub(super) events: Arc<Inbox>,
     pub(super) done: Option<oneshot::Sender<Event>>,
     /// The client's own progress token.
     pub(super) token: Option<Bytes>,
@@ -26,28 +27,24 @@ pub(super) struct Waiting {
     pub(super) answering: Arc<Answering>,
 }
 
-/// Events of a call that its reader has not taken yet; what comes on top is dropped.
-const MAX_QUEUED_EVENTS: usize = 256;
-
 /// The next event of a call: those before the answer first, the answer last.
-pub(super) async fn next_event(
-    events: &mut mpsc::Receiver<Event>,
-    done: &mut oneshot::Receiver<Event>,
-) -> Option<Event> {
-    if let Ok(event) = events.try_recv() {
-        return Some(event);
-    }
-    tokio::select! {
-        biased;
-        Some(event) = events.recv() => Some(event),
-        last = done => last.ok(),
+pub(super) async fn next_event(events: &Inbox, done: &mut oneshot::Receiver<Event>) -> Option<Event> {
+    loop {
+        if let Some(event) = events.take() {
+            return Some(event);
+        }
+        tokio::select! {
+            biased;
+            () = events.filled() => {}
+            last = &mut *done => return last.ok(),
+        }
     }
 }
 
 pub(super) fn to_call(connection: &Connection, number: u64, event: Event) {
     let calls = connection.calls.lock();
     if let Some(waiting) = calls.get(&number)
-        && waiting.events.try_send(event).is_err()
+        && !waiting.events.put(event)
     {
         tracing::debug!("a notification was dropped: its call's reader is too slow");
     }
@@ -105,12 +102,14 @@ impl Slot {
         number: u64,
         token: Option<Bytes>,
         is_listen: bool,
-    ) -> (Self, mpsc::Receiver<Event>, oneshot::Receiver<Event>) {
-        let (events, events_rx) = mpsc::channel(MAX_QUEUED_EVENTS);
+    ) -> (Self, Arc<Inbox>, oneshot::Receiver<Event>) {
+        // No channel: one of tokio's has room for many events from the start, and most calls have none.
+        let events = Arc::<Inbox>::default();
         let (done, done_rx) = oneshot::channel();
         let answering = Arc::<Answering>::default();
         let excuse = answering.clone();
-        let waiting = Waiting { events, done: Some(done), token, is_listen, asked: 0, answering };
+        let waiting =
+            Waiting { events: events.clone(), done: Some(done), token, is_listen, asked: 0, answering };
         // A channel that ended has forgotten its calls; one that joins later would wait for ever.
         let mut calls = connection.calls.lock();
         if !connection.gone.is_cancelled() {
@@ -119,7 +118,7 @@ impl Slot {
         drop(calls);
         let (pipe, connection) = (pipe.clone(), connection.clone());
         let slot = Self { pipe, connection, number, answering: excuse, armed: true };
-        (slot, events_rx, done_rx)
+        (slot, events, done_rx)
     }
 
     /// The call has ended by itself.

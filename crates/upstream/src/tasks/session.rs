@@ -102,23 +102,34 @@ impl SessionTasks {
             // Stateless clients do not ask for tasks this way.
             call.request = Edit::new(&call.request).remove(Field::Task).into_message();
         }
-        generate(|emit| async move { self.run_tool(&emit, call, refused).await.unwrap_or_else(Event::Fail) })
+        // Boxed, so that a call that waits keeps no room for what it didn't need.
+        generate(|emit| async move {
+            match Box::pin(self.is_task(&call, &refused)).await {
+                Ok(false) => last(forward(&emit, self.session.clone().call_or_refuse(call, refused)).await),
+                Ok(true) => Box::pin(self.run_task(&emit, call, refused)).await.unwrap_or_else(Event::Fail),
+                Err(fault) => Event::Fail(fault),
+            }
+        })
     }
 
-    async fn run_tool(&self, emit: &Emitter, call: Call, refused: Refused) -> Result<Event, Fault> {
-        let knows = knows_extension(&call.client);
+    /// Whether a call of a tool has to be a task, or may be one and the client likes it so.
+    async fn is_task(&self, call: &Call, refused: &Refused) -> Result<bool, Fault> {
         let support = match self.offers_tasks().await {
-            Ok(true) => self.support(&call).await,
+            Ok(true) => self.support(call).await,
             offers => offers.map(|_| None),
         };
         if let Err(Fault::BadAnswer { .. }) = &support {
             // Nothing was asked of the tool yet.
             refused.set();
         }
-        let support = support?;
-        if !matches!((support, knows), (Some(Support::Required), _) | (Some(Support::Optional), true)) {
-            return Ok(last(forward(emit, self.session.clone().call_or_refuse(call, refused)).await));
-        }
+        Ok(match support? {
+            Some(Support::Required) => true,
+            Some(Support::Optional) => knows_extension(&call.client),
+            None => false,
+        })
+    }
+
+    async fn run_task(&self, emit: &Emitter, call: Call, refused: Refused) -> Result<Event, Fault> {
         let request = Edit::new(&call.request).set(Field::Task, "{}").into_message();
         let create = Call { request, ..call.clone() };
         let created = forward(emit, self.session.clone().call_or_refuse(create, refused)).await;
@@ -128,7 +139,7 @@ impl SessionTasks {
         let Some((task, id)) = task.and_then(|task| Some((task.clone(), id_of(&task)?))) else {
             return Ok(last(created));
         };
-        if knows {
+        if knows_extension(&call.client) {
             return Ok(flat(&task, "task", &[]));
         }
         let mut cancel = Cancel { tasks: self, client: &call.client, id: &id, armed: true };

@@ -92,3 +92,24 @@ proptest! {
         prop_assert_eq!(&id.literal()[..], number.as_bytes());
     }
 }
+
+#[test]
+fn a_detached_message_keeps_nothing_of_the_buffer_that_it_came_in() {
+    let text = br#"{"jsonrpc":"2.0","id":"a","method":"ping","params":{"_meta":{"progressToken":7}}}"#;
+    let mut buffer = vec![b' '; 8192];
+    buffer[..text.len()].copy_from_slice(text);
+    let buffer = Bytes::from(buffer);
+    let message = Message::parse(buffer.slice(..text.len())).unwrap().detached();
+    assert!(buffer.is_unique());
+    assert_eq!(message.bytes(), &text[..]);
+    assert_eq!(message.raw(Field::MetaProgressToken), Some(&b"7"[..]));
+    assert_eq!(message.id(), Some(Id::from_text("a")));
+}
+
+#[test]
+fn a_large_message_is_not_copied_to_be_detached() {
+    let text =
+        format!(r#"{{"jsonrpc":"2.0","id":1,"method":"ping","params":{{"x":"{}"}}}}"#, "x".repeat(LARGE));
+    let message = Message::parse(Bytes::from(text)).unwrap();
+    assert_eq!(message.clone().detached().bytes().as_ptr(), message.bytes().as_ptr());
+}

@@ -120,7 +120,7 @@ impl HttpSession {
         let follow = async {
             emit.emit(Event::Begun).await;
             let mark = said.as_ref().map(|said| &said.mark);
-            self.follow(emit, stream.marked(mark), &opened, &id).await
+            self.follow(emit, Box::new(stream.marked(mark)), &opened, &id).await
         };
         let reply = match &entered {
             Some(entered) => entered.inbox.beside(emit, follow).await,
