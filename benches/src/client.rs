@@ -199,10 +199,10 @@ impl Connection {
         Ok(Met { changed_form: seen.sse != tool.sse })
     }
 
-    /// Calls the tool that asks, as a client without a session, and leaves it waiting.
-    pub(crate) async fn park(&mut self) -> anyhow::Result<()> {
+    /// Calls `tool`, which asks, as a client without a session, and leaves it waiting.
+    pub(crate) async fn park(&mut self, tool: &str) -> anyhow::Result<()> {
         let id = self.id();
-        let name = format!("{}{}", self.prefix, texts::ASKING);
+        let name = format!("{}{tool}", self.prefix);
         let mut request = self.post(texts::call(id, &name, true, false))?;
         self.mirror(&mut request, "tools/call", Some(&name))?;
         let response = self.send(request).await?;

@@ -20,7 +20,7 @@ use crate::process;
 use crate::redis::Counts;
 use crate::setup::{Instance, LOG, Plan, SessionScope, Setup, Store};
 use crate::target;
-use crate::texts::CALLABLE;
+use crate::texts::{ASKING, CALLABLE};
 
 /// The most that one step may take.
 const LIMIT: Duration = Duration::from_secs(120);
@@ -219,7 +219,7 @@ impl Clients {
     async fn park(&mut self, at: usize) -> anyhow::Result<usize> {
         let mut connection = Connection::open(&self.endpoints[at]).await?;
         for _ in 0..self.count {
-            connection.park().await?;
+            connection.park(ASKING).await?;
         }
         Ok(self.count)
     }

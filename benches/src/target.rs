@@ -139,6 +139,21 @@ pub(crate) fn gateway(program: &Path, backend: SocketAddr, folder: &Path) -> any
     start(&mut command).context("start Drawbridge")
 }
 
+/// Drawbridge in front of its own demo server, as a program of the era with sessions.
+pub(crate) fn in_front_of_program(drawbridge: &Path) -> anyhow::Result<Target> {
+    let files = TempDir::new()?;
+    let program = fs::canonicalize(drawbridge)?;
+    let backend = json!({ "command": program, "args": ["demo-server", "--stdio"], "era": "legacy" });
+    let file = files.path().join("drawbridge.yaml");
+    fs::write(&file, json!({ "backends": { "bench": backend } }).to_string())?;
+    let mut command = serve(drawbridge, files.path())?;
+    command.arg("--config").arg(file);
+    command.args(["--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"]);
+    let started = start(&mut command).context("start Drawbridge")?;
+    let endpoint = Endpoint::new(started.address, "/mcp");
+    Ok(Target { kind: Kind::Drawbridge, endpoint, process: Some(started.process), _files: Some(files) })
+}
+
 /// Drawbridge in `folder`, with nothing of its configuration from the environment of the bench.
 pub(crate) fn serve(program: &Path, folder: &Path) -> anyhow::Result<Command> {
     let program = fs::canonicalize(program)
