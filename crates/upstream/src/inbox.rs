@@ -97,7 +97,8 @@ mod tests {
 
     /// What a reader that stood still for `count` updates gets.
     async fn read_after(count: usize, inbox: Inbox) -> Vec<String> {
-        (0..count).for_each(|number| inbox.put(updated(number)));
+        let fits = (0..count).filter(|number| inbox.put(updated(*number))).count();
+        assert_eq!(fits, count.min(MAX_WAITING));
         let events = generate(|emit| async move {
             inbox.beside(&emit, std::future::ready(())).await;
             Event::Fail(drawbridge_core::Fault::Draining)
