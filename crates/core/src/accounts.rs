@@ -5,8 +5,7 @@
 //! the way that this client answers; who can't be asked so is told in words. Lists have one tool, which gives the link.
 //! When the account is connected, sessions and listeners hear that all lists have changed.
 //!
-//! A session may be told at another instance than the one that gave it the link, so the links of a session are in its
-//! state.
+//! A session may be told at another instance than the one that gave it the link, so all know the links of a session.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -21,6 +20,7 @@ use drawbridge_wire::{Edit, Id, Message, RpcError, code, json, method};
 use futures_util::StreamExt as _;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
 use smallvec::SmallVec;
 use tokio::sync::broadcast;
 use tokio_util::future::FutureExt as _;
@@ -245,6 +245,14 @@ struct Links {
     field: String,
 }
 
+/// Where links of a session are: by themselves, since what else is known of it lasts for another time.
+fn beside(key: SessionKey, field: &str) -> SessionKey {
+    let mut own = [0; 16];
+    let digest = Sha256::new().chain_update(key.0).chain_update(field).finalize();
+    own.copy_from_slice(&digest[..16]);
+    SessionKey(own)
+}
+
 fn remember(names: &mut VecDeque<String>, name: String) {
     if names.len() >= MAX_LINKS {
         names.pop_front();
@@ -254,12 +262,13 @@ fn remember(names: &mut VecDeque<String>, name: String) {
 
 impl Links {
     fn new(peers: &Peers, backend: &BackendName, scope: Scope) -> Self {
+        let field = format!("links:{backend}");
         let shared = match scope {
-            Scope::Session(key) if peers.state().is_fleet => Some((peers.clone(), key)),
+            Scope::Session(key) if peers.state().is_fleet => Some((peers.clone(), beside(key, &field))),
             _ => None,
         };
         let (open, told) = (Mutex::default(), Mutex::default());
-        Self { open, told, shared, field: format!("links:{backend}") }
+        Self { open, told, shared, field }
     }
 
     /// A link was given.

@@ -13,6 +13,7 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Weak};
 
 use bytes::Bytes;
+use drawbridge_core::Fault;
 use drawbridge_core::backend::Unsolicited;
 use drawbridge_core::call::Event;
 use drawbridge_core::client::TASKS_EXTENSION;
@@ -54,9 +55,24 @@ impl Filter {
         Self::read_at_most(notifications, MAX_URIS)
     }
 
+    /// Reads those of a listen that serves any number of clients.
+    pub(crate) fn read_whole(notifications: &[u8]) -> Self {
+        Self::read_at_most(notifications, usize::MAX)
+    }
+
+    /// What a client's listen wants.
+    pub(crate) fn of(listen: &Message) -> Result<Self, Fault> {
+        match listen.raw(Field::Notifications).filter(|raw| raw.starts_with(b"{")) {
+            Some(raw) => Ok(Self::read(raw)),
+            None => {
+                Err(Fault::invalid_params("\"notifications\" must be an object that says what to listen to"))
+            }
+        }
+    }
+
     /// Reads the `notifications` of an acknowledgement: what of this filter is honoured.
     pub(crate) fn honoured_by(&self, notifications: &[u8]) -> Self {
-        self.in_common(&Self::read_at_most(notifications, usize::MAX))
+        self.in_common(&Self::read_whole(notifications))
     }
 
     fn read_at_most(notifications: &[u8], limit: usize) -> Self {
@@ -102,6 +118,11 @@ impl Filter {
 
     pub(crate) fn is_empty(&self) -> bool {
         *self == Self::default()
+    }
+
+    /// How many single things it names.
+    pub(crate) fn len(&self) -> usize {
+        self.uris.len() + self.task_ids.len()
     }
 
     /// Adds what `other` wants.
@@ -194,13 +215,6 @@ impl Listeners {
         self.0.lock().1.retain(|l| l.number != number);
     }
 
-    /// What any of them wants.
-    pub(crate) fn union(&self) -> Filter {
-        let mut union = Filter::default();
-        self.0.lock().1.iter().filter(|l| l.to.strong_count() > 0).for_each(|l| union.add(&l.filter));
-        union
-    }
-
     /// Tells those who want to hear of it.
     pub(crate) fn tell(&self, notification: &Message) {
         let wanted: Vec<_> = {
@@ -214,11 +228,6 @@ impl Listeners {
     /// Whether anybody wants to hear of it.
     pub(crate) fn want(&self, notification: &Message) -> bool {
         self.0.lock().1.iter().any(|l| l.filter.wants(notification))
-    }
-
-    /// Tells everybody that all of `filter` may have changed.
-    pub(crate) fn tell_everything(&self, filter: &Filter) {
-        filter.everything().iter().for_each(|notification| self.tell(notification));
     }
 }
 

@@ -24,7 +24,7 @@ use parking_lot::Mutex;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::changes::listen::{self, Hubs};
-use crate::changes::once;
+use crate::changes::{Filter, once};
 use crate::described::{Described, LegacyConversation, Refused, Replaceable};
 use crate::fleet::Home;
 use crate::fleet::board::Board;
@@ -44,6 +44,9 @@ pub use shared::{BadUrl, Target};
 /// How long whoever could not listen waits until it tries again, first and at last.
 const LISTEN_AGAIN: Duration = Duration::from_secs(1);
 const LISTEN_AGAIN_AT_LAST: Duration = Duration::from_secs(30);
+
+/// What is wrong with a backend that does not speak as it says.
+const UNSPOKEN: &str = "it refuses requests in the protocol it announced";
 
 /// What the gateway proves itself to a backend with.
 #[derive(Clone, Default)]
@@ -93,7 +96,7 @@ impl HttpBackend {
         let shared = Arc::new(shared);
         let caller = stateless::caller(&shared);
         let once = once::caller(&caller, &shared.options, &shared.tasks);
-        let hubs = Arc::new(Hubs::new(caller, shared.tasks.clone()).listening_by(once));
+        let hubs = Arc::new(Hubs::new(&shared.options.name, caller, shared.tasks.clone()).listening_by(once));
         let board = Board::new(&shared.options, &shared.tasks);
         let scopes = Scopes::new(&shared.options, board.clone(), shared.tasks.clone());
         let keeper = Keeper::new(&shared.options, &shared.tasks);
@@ -370,12 +373,16 @@ impl Resolving {
                 }
             }
             if call.request.method() == method::LISTEN {
-                let last = Box::pin(self.backend.hubs.listen(emit, &call)).await;
-                if listen::is_not_stateless(&last) && std::mem::take(&mut again) {
-                    self.backend.verdict.forget();
-                    continue;
+                let wanted = Filter::of(&call.request)?;
+                let last = Box::pin(self.backend.hubs.listen(emit, &call.client, wanted)).await;
+                if !listen::is_not_stateless(&last) {
+                    return Ok(last);
                 }
-                return Ok(last);
+                if !std::mem::take(&mut again) {
+                    return Err(self.backend.shared.options.bad_answer(UNSPOKEN));
+                }
+                self.backend.verdict.forget();
+                continue;
             }
             match Box::pin(self.statelessly(emit, &call)).await {
                 Ok(event) => return Ok(event),
@@ -385,7 +392,7 @@ impl Resolving {
                 }
                 Err(stateless::Stop::NotModern) => {
                     let options = &self.backend.shared.options;
-                    return Err(options.bad_answer("it refuses requests in the protocol it announced"));
+                    return Err(options.bad_answer(UNSPOKEN));
                 }
             }
         }

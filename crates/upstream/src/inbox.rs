@@ -1,7 +1,8 @@
 //! Events from elsewhere that a call emits beside its own.
 
 use std::collections::VecDeque;
-use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use drawbridge_core::backend::Unsolicited;
 use drawbridge_core::call::{Emitter, Event};
@@ -16,16 +17,18 @@ pub(crate) struct Inbox {
     events: Mutex<VecDeque<Event>>,
     bell: Notify,
     /// What the reader listens to, if it does.
-    listens_to: OnceLock<Filter>,
+    listens_to: OnceLock<Arc<Filter>>,
+    /// Something changed while it was being told that all may have.
+    changed: AtomicBool,
 }
 
-/// What comes on top of this many that wait is dropped: its reader has stopped reading. One that listens is told that all
-/// may have changed, in the place of what changed.
+/// What comes on top of this many that wait is dropped: its reader has stopped reading. One that listens is then told that
+/// all may have changed.
 const MAX_WAITING: usize = 256;
 
 impl Inbox {
     /// From now on it is that of a reader which listens to this.
-    pub(crate) fn stands_for(&self, filter: Filter) {
+    pub(crate) fn stands_for(&self, filter: Arc<Filter>) {
         // It is said once.
         let _ = self.listens_to.set(filter);
     }
@@ -36,16 +39,23 @@ impl Inbox {
         let has_room = events.len() < MAX_WAITING;
         if has_room {
             events.push_back(event);
-        } else if let Some(filter) = self.listens_to.get() {
-            events.clear();
-            events.extend(filter.everything().into_iter().map(Event::Notify));
+        } else if self.listens_to.get().is_some() {
+            // It is written out once the reader has come so far.
+            self.changed.store(true, Ordering::Release);
         }
         self.bell.notify_one();
         has_room
     }
 
     pub(crate) fn take(&self) -> Option<Event> {
-        self.events.lock().pop_front()
+        let mut events = self.events.lock();
+        if events.is_empty()
+            && let Some(filter) = self.listens_to.get()
+            && self.changed.swap(false, Ordering::AcqRel)
+        {
+            events.extend(filter.everything().into_iter().map(Event::Notify));
+        }
+        events.pop_front()
     }
 
     /// Resolves when something was put in since it last did.
@@ -112,11 +122,12 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_listener_that_does_not_read_is_told_that_all_may_have_changed_in_the_place_of_what_did() {
+    async fn a_listener_that_does_not_read_is_told_that_all_may_have_changed_once_it_does() {
         let fits = read_after(MAX_WAITING, Inbox::default()).await;
         assert_eq!((fits.len(), fits[0].as_str()), (MAX_WAITING, "a://0"));
         let inbox = Inbox::default();
-        inbox.stands_for(Filter::read(br#"{"resourceSubscriptions":["a://","b://"]}"#));
-        assert_eq!(read_after(MAX_WAITING + 1, inbox).await, ["a://", "b://"]);
+        inbox.stands_for(Arc::new(Filter::read(br#"{"resourceSubscriptions":["a://","b://"]}"#)));
+        let told = read_after(MAX_WAITING + 100, inbox).await;
+        assert_eq!(told[MAX_WAITING..], ["a://", "b://"], "once for all that found no room");
     }
 }

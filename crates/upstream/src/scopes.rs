@@ -62,7 +62,7 @@ impl Scopes {
             (_, Scope::Profile) => Some(self.shared(client, make)),
             (_, Scope::Session(key)) => {
                 let session = self.shared(client, make);
-                let (hubs, tasks) = (session.hubs(), self.tasks.clone());
+                let (hubs, tasks) = (session.hubs(&self.options.name), self.tasks.clone());
                 let shared = Home::own(&self.options, key).map(|home| (home, self.board.clone()));
                 let standing = Standing::new(hubs, client.clone(), sink.cloned(), tasks, shared);
                 Some(Arc::new(StandingConversation {

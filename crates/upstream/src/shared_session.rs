@@ -11,7 +11,7 @@ use crate::scopes::everybody;
 use async_trait::async_trait;
 use drawbridge_core::backend::Unsolicited;
 use drawbridge_core::call::{Call, Emitter, Event, Events, generate};
-use drawbridge_core::{Client, Conversation, Fault, Tasks};
+use drawbridge_core::{BackendName, Client, Conversation, Fault, Tasks};
 use drawbridge_wire::message::Field;
 use drawbridge_wire::{Id, Message, json, method};
 use futures_util::StreamExt as _;
@@ -119,14 +119,14 @@ impl SharedSession {
     }
 
     /// Where clients with sessions of their own subscribe.
-    pub(crate) fn hubs(self: &Arc<Self>) -> Arc<Hubs> {
+    pub(crate) fn hubs(self: &Arc<Self>, backend: &BackendName) -> Arc<Hubs> {
         let made = || {
             let me = Arc::downgrade(self);
             let caller: Caller = Arc::new(move |call| match me.upgrade() {
                 Some(session) => session.call(call),
                 None => drawbridge_core::call::once(Event::Fail(Fault::Draining)),
             });
-            Arc::new(Hubs::new(caller, self.tasks.clone()))
+            Arc::new(Hubs::new(backend, caller, self.tasks.clone()))
         };
         self.hubs.get_or_init(made).clone()
     }
@@ -151,7 +151,7 @@ impl SharedSession {
     }
 
     async fn listen(self: Arc<Self>, emit: &Emitter, call: &Call) -> Result<Event, Fault> {
-        let wanted = Filter::read(call.request.raw(Field::Notifications).unwrap_or(b"{}"));
+        let wanted = Filter::of(&call.request)?;
         if !wanted.task_ids.is_empty() {
             need_extension(&call.client)?;
         }
@@ -162,6 +162,7 @@ impl SharedSession {
         let offered = wanted.offered_by(&description.capabilities);
         let inbox = Arc::new(Inbox::default());
         let to: Weak<dyn Unsolicited> = Arc::downgrade(&(inbox.clone() as Arc<dyn Unsolicited>));
+        inbox.stands_for(Arc::new(offered.clone()));
         // Entered before the backend is asked, so that no update falls in between.
         listening.number = Some(self.listeners.enter(offered.clone(), to));
         for uri in &offered.uris {
@@ -176,7 +177,6 @@ impl SharedSession {
         if let Some(number) = listening.number {
             self.listeners.set(number, honoured.clone());
         }
-        inbox.stands_for(honoured.clone());
         emit.emit(modern::acknowledged(&honoured.write())).await;
         inbox.beside(emit, std::future::pending()).await
     }

@@ -99,20 +99,20 @@ impl Standing {
             && let Some(subscription) = self.subscription()
         {
             let mut new = Filter::default();
-            let change = subscription.change(|filter| {
+            subscription.change(|filter| {
                 new.uris = uris.difference(&filter.uris).cloned().collect();
                 filter.uris = uris;
             });
-            self.tell_once_heard(subscription, change, new);
+            self.tell_once_heard(subscription, new);
         }
     }
 
     /// Tells the client that what is listened to from now on may have changed: it was told that it is listened to before
     /// this instance knew of it.
-    fn tell_once_heard(&self, subscription: Arc<Subscription>, change: u64, new: Filter) {
+    fn tell_once_heard(&self, subscription: Arc<Subscription>, new: Filter) {
         let Some(sink) = self.sink.clone().filter(|_| !new.is_empty()) else { return };
         self.tasks.spawn("tell once heard", async move {
-            subscription.heard(change, None).await;
+            subscription.heard(None).await;
             if let Some(sink) = sink.upgrade() {
                 new.everything().into_iter().for_each(|message| sink.deliver(Event::Notify(message)));
             }
@@ -140,9 +140,9 @@ impl Standing {
                 && !lists.is_empty()
                 && let Some(subscription) = self.subscription()
             {
-                let change = subscription.change(|filter| filter.add(&lists));
+                subscription.change(|filter| filter.add(&lists));
                 if self.shared.is_some() {
-                    self.tell_once_heard(subscription, change, lists);
+                    self.tell_once_heard(subscription, lists);
                 }
             }
             if *listening && self.shared.is_some() {

@@ -20,6 +20,7 @@ use drawbridge_wire::{Id, Message, method};
 use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+use crate::changes::Filter;
 use crate::changes::listen::{Caller, Hubs};
 use crate::described::{Described, LegacyConversation};
 use crate::fleet::Home;
@@ -379,7 +380,7 @@ impl StdioBackend {
         let scopes = Scopes::new(&launcher.options, board.clone(), launcher.tasks.clone());
         let keeper = Keeper::new(&launcher.options, &launcher.tasks);
         Arc::new_cyclic(|me: &Weak<Self>| {
-            let (me, tasks) = (me.clone(), launcher.tasks.clone());
+            let (me, tasks, name) = (me.clone(), launcher.tasks.clone(), launcher.options.name.clone());
             let caller: Caller = Arc::new(move |call| match me.upgrade() {
                 Some(backend) => backend.everybody().call(call),
                 None => drawbridge_core::call::once(Event::Fail(Fault::Draining)),
@@ -394,7 +395,7 @@ impl StdioBackend {
                 keeper,
                 board,
                 everybody: Mutex::new(None),
-                hubs: Arc::new(Hubs::new(caller, tasks)),
+                hubs: Arc::new(Hubs::new(&name, caller, tasks)),
             }
         })
     }
@@ -683,7 +684,12 @@ struct Stateless {
 impl Conversation for Stateless {
     fn call(self: Arc<Self>, call: Call) -> Events {
         if call.request.method() == method::LISTEN {
-            return generate(|emit| async move { self.hubs.listen(&emit, &call).await });
+            return generate(|emit| async move {
+                match Filter::of(&call.request) {
+                    Ok(wanted) => self.hubs.listen(&emit, &call.client, wanted).await,
+                    Err(fault) => Event::Fail(fault),
+                }
+            });
         }
         self.everybody.clone().call(call)
     }

@@ -369,8 +369,11 @@ async fn a_stateless_client_hears_of_its_own_tasks_at_a_stateless_backend() {
     let (mut one, ack) = listen_to(&client, &["t1"]).await;
     assert_eq!(ack, json!({ "taskIds": ["t1"] }));
     let (mut other, _) = listen_to(&client, &["t2"]).await;
-    let asked = backend.requests_of("subscriptions/listen").pop().unwrap();
-    assert_eq!(asked.body["params"]["notifications"], json!({ "taskIds": ["t1", "t2"] }));
+    eventually(PATIENCE, async || {
+        let asked = backend.requests_of("subscriptions/listen").pop().unwrap();
+        asked.body["params"]["notifications"] == json!({ "taskIds": ["t1", "t2"] })
+    })
+    .await;
     let upstream = streams.lock().unwrap().last().unwrap().clone();
     for id in ["t2", "t1"] {
         let params = json!({ "taskId": id, "status": "working" });

@@ -11,12 +11,13 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use drawbridge_core::call::{Call, Emitter, Event, forward, generate};
-use drawbridge_core::event_log::SessionKey;
 use drawbridge_core::fleet::relay::{self, CallFrame, Lost, frame, unframe};
 use drawbridge_core::fleet::{Channel, Held, Ownership, Peers, Service};
 use drawbridge_core::state::InstanceId;
 use drawbridge_core::{BackendName, Client, Fault, Tasks};
+use drawbridge_wire::message::Field;
 
+use super::Filter;
 use super::listen::{Caller, Hubs};
 use crate::options::Options;
 
@@ -24,6 +25,8 @@ use crate::options::Options;
 /// seconds.
 const TRIES: usize = 25;
 const PAUSE: Duration = Duration::from_millis(200);
+/// How many leases there are for a backend.
+const GROUPS: u8 = 64;
 /// How often an instance that listens by itself looks whether it still has to.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 
@@ -33,7 +36,7 @@ pub(crate) fn caller(direct: &Caller, options: &Options, tasks: &Tasks) -> Calle
     if !peers.state().is_fleet {
         return direct.clone();
     }
-    let streams = Hubs::new(direct.clone(), tasks.clone());
+    let streams = Hubs::new(&backend, direct.clone(), tasks.clone());
     let once = Arc::new(Once { peers, backend, streams });
     once.peers.serve(once.service(), Arc::new(Desk(Arc::downgrade(&once))));
     Arc::new(move |call| {
@@ -57,8 +60,9 @@ impl Once {
     /// Whose the stream for clients like `client` is; this instance's if it was nobody's. `None` if nobody knows.
     async fn owner(&self, client: &Client) -> Option<Ownership> {
         self.peers.confirm().await;
-        let kind = SessionKey(client.profile().digest());
-        self.peers.own(&format!("listen:{}:{kind}", self.backend)).await.ok()
+        // Leases leave something behind, so there are not as many as kinds of clients.
+        let group = client.profile().digest()[0] % GROUPS;
+        self.peers.own(&format!("listen:{}:{group}", self.backend)).await.ok()
     }
 
     async fn run(&self, emit: &Emitter, call: &Call) -> Event {
@@ -78,10 +82,15 @@ impl Once {
         self.alone(emit, call).await
     }
 
+    async fn listen(&self, emit: &Emitter, call: &Call) -> Event {
+        let wanted = Filter::read_whole(call.request.raw(Field::Notifications).unwrap_or(b"{}"));
+        self.streams.listen(emit, &call.client, wanted).await
+    }
+
     /// Listens here, for as long as this instance is the owner.
     async fn here(&self, emit: &Emitter, held: &Held, call: &Call) -> Event {
         tokio::select! {
-            last = self.streams.listen(emit, call) => last,
+            last = self.listen(emit, call) => last,
             () = held.lost().cancelled() => Event::Fail(Fault::Draining),
         }
     }
@@ -111,7 +120,7 @@ impl Once {
             }
         };
         tokio::select! {
-            last = self.streams.listen(emit, call) => last,
+            last = self.listen(emit, call) => last,
             () = owned => Event::Fail(Fault::Draining),
         }
     }

@@ -4,7 +4,8 @@
 //! becomes a task; where it must and the client doesn't, the task is waited for here. The result of a task, and what it
 //! asks meanwhile, come in answer to `tasks/result`, which is sent once the client has to know of either.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -16,7 +17,7 @@ use drawbridge_wire::message::Field;
 use drawbridge_wire::{Edit, Id, Kind, Message, RpcError, code, json, method};
 use futures_util::StreamExt as _;
 use parking_lot::Mutex;
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 
 use super::knows_extension;
 use crate::changes::Listeners;
@@ -30,6 +31,9 @@ const MAX_PAGES: usize = 50;
 const MAX_FOLLOWED: usize = 1024;
 /// What one task asks and has no answer to yet, at most.
 const MAX_ASKS: usize = 64;
+/// Tasks that are looked at at once, to tell those who listen; how long that may take.
+const MAX_TELLERS: usize = 16;
+const TELL_TIME: Duration = Duration::from_secs(10);
 /// How long a client that looks at a task waits for what the task asks.
 const ASK_TIME: Duration = Duration::from_secs(2);
 
@@ -57,10 +61,9 @@ pub(crate) struct SessionTasks {
     tools: Mutex<Option<(Tools, Instant)>>,
     asking: tokio::sync::Mutex<()>,
     followed: Mutex<HashMap<String, Arc<Followed>>>,
-    /// Tasks of which something is to be told.
-    untold: Mutex<HashSet<String>>,
-    /// Held by who tells, so that what is told comes in order.
-    telling: tokio::sync::Mutex<()>,
+    /// Tasks of which is being told, so that what is told of one comes in order, and whether they have changed since.
+    telling: Mutex<HashMap<String, bool>>,
+    tellers: Semaphore,
 }
 
 /// Refuses what is about tasks to a client that did not say that it knows them.
@@ -81,8 +84,8 @@ impl SessionTasks {
             tools: Mutex::default(),
             asking: tokio::sync::Mutex::default(),
             followed: Mutex::default(),
-            untold: Mutex::default(),
-            telling: tokio::sync::Mutex::default(),
+            telling: Mutex::default(),
+            tellers: Semaphore::new(MAX_TELLERS),
         })
     }
 
@@ -245,18 +248,38 @@ impl SessionTasks {
     pub(crate) fn tell(self: &Arc<Self>, client: &Arc<Client>, id: &str, listeners: &Arc<Listeners>) {
         let text = json::encode_string(id);
         let bare = Message::notification(method::TASKS_CHANGED, &json::object([("taskId", text.as_bytes())]));
-        if !listeners.want(&bare) || !self.untold.lock().insert(id.to_owned()) {
+        if !listeners.want(&bare) {
             return;
         }
+        match self.telling.lock().entry(id.to_owned()) {
+            Entry::Occupied(mut has_changed) => {
+                has_changed.insert(true);
+                return;
+            }
+            Entry::Vacant(new) => new.insert(false),
+        };
         let (me, client, id, listeners) = (self.clone(), client.clone(), id.to_owned(), listeners.clone());
         self.tasks.spawn("tell of task", async move {
-            let _turn = me.telling.lock().await;
-            me.untold.lock().remove(&id);
-            // Who is not told looks by itself.
-            let Ok(Event::Done(reply)) = me.get(&client, &id).await else { return };
-            if let Some(task) = reply.message.raw(Field::Result) {
-                let task = json::filter_members(task, |key| key != "resultType");
-                listeners.tell(&Message::notification(method::TASKS_CHANGED, &task));
+            loop {
+                // Who is not told looks by itself.
+                let state = {
+                    let _permit = me.tellers.acquire().await;
+                    tokio::time::timeout(TELL_TIME, me.get(&client, &id)).await
+                };
+                if let Ok(Ok(Event::Done(reply))) = state
+                    && let Some(task) = reply.message.raw(Field::Result)
+                {
+                    let task = json::filter_members(task, |key| key != "resultType");
+                    listeners.tell(&Message::notification(method::TASKS_CHANGED, &task));
+                }
+                let mut telling = me.telling.lock();
+                match telling.get_mut(&id) {
+                    Some(has_changed) if *has_changed => *has_changed = false,
+                    _ => {
+                        telling.remove(&id);
+                        return;
+                    }
+                }
             }
         });
     }
