@@ -198,6 +198,13 @@ pub(crate) fn not_spoken() -> Reply {
     Reply { message: error.to_message(Some(&Id::from_number(0))), shape: Shape::Marked }
 }
 
+/// The result of a listen that is over.
+pub(crate) fn end_of_listen() -> Reply {
+    let meta = json::object([(Field::ResultSubscriptionId.key(), &b"\"\""[..])]);
+    let result = json::object([("resultType", &b"\"complete\""[..]), ("_meta", &meta[..])]);
+    Reply { message: Message::result(&Id::from_number(0), &result), shape: Shape::Marked }
+}
+
 /// The acknowledgement of a listen of which this is honoured.
 pub(crate) fn acknowledged(honoured: &[u8]) -> Event {
     let params = json::object([("notifications", honoured)]);

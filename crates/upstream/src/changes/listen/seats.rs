@@ -13,6 +13,7 @@ use tokio::time::Instant;
 
 use super::{FIRST_PAUSE, MAX_PAUSE, Open, Refusal};
 use crate::changes::Filter;
+use crate::modern;
 
 /// What a listener is told of what it wants.
 #[derive(Debug, Clone)]
@@ -237,9 +238,14 @@ impl Seat {
     fn serve(&mut self, honoured: &Filter) {
         (self.alone, self.again, self.pause) = (false, None, FIRST_PAUSE);
         let honoured = self.filter.in_common(honoured);
-        let is_known = matches!(&*self.told.borrow(), Told::Honoured(known) if **known == honoured);
-        if !is_known {
-            self.told.send_replace(Told::Honoured(Arc::new(honoured)));
-        }
+        let next = match &*self.told.borrow() {
+            Told::Honoured(known) if **known == honoured => return,
+            // Whoever was promised more has to hear of it, and can listen again.
+            Told::Honoured(known) if !self.lasts && !known.without(&honoured).is_empty() => {
+                Told::Ended(Arc::new(modern::end_of_listen()))
+            }
+            _ => Told::Honoured(Arc::new(honoured)),
+        };
+        self.told.send_replace(next);
     }
 }

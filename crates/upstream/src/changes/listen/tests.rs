@@ -325,3 +325,19 @@ async fn clients_that_listen_to_more_than_fits_one_stream_are_all_told() {
         assert_eq!(within(hears, SOON).await, [uri.as_str()]);
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_listen_for_what_the_backend_tells_of_no_more_ends_in_good_order() {
+    let Backend { hubs, mut listens, .. } = backend();
+    let (hubs, client) = (Arc::new(hubs), stateless(1));
+    let mut all = listen(&hubs, &client, uris(&["a://1", "a://2"]));
+    let mut some = listen(&hubs, &client, uris(&["a://1"]));
+    let first = listens.recv().await.unwrap().honours(&uris(&["a://1", "a://2"])).await;
+    assert_eq!(within(&mut all, SOON).await, ["ack"]);
+    assert_eq!(within(&mut some, SOON).await, ["ack"]);
+    drop(first);
+    let _second = listens.recv().await.unwrap().honours(&uris(&["a://1"])).await;
+    // Both have missed what may have changed meanwhile.
+    assert_eq!(within(&mut some, SOON).await, ["a://1"]);
+    assert_eq!(within(&mut all, SOON).await, ["a://1", "a://2", "0"]);
+}
