@@ -252,3 +252,14 @@ async fn a_listen_that_the_backend_ends_is_ended_at_every_instance_with_its_resu
     let gone = async || told.open().await.is_empty();
     eventually(PATIENCE, gone).await;
 }
+
+#[tokio::test]
+async fn a_listen_that_begins_while_the_instance_that_listens_for_all_was_killed_is_served_all_the_same() {
+    let told = Told::start().await;
+    let mut fleet = Fleet::start(2, told.setup()).await;
+    let _own = listens_at(&fleet, 0).await;
+    fleet.kill(0).await;
+    // Nobody knows yet that it is gone.
+    let _later = listens_at(&fleet, 0).await;
+    told.is_listened_to_by(1).await;
+}

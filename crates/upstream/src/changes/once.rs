@@ -4,18 +4,18 @@
 //! want is added to what it is asked for. When the owner is gone, each of them opens its own stream anew, and one
 //! becomes the owner. Where shared state is away, an instance listens by itself until that is back.
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use drawbridge_core::call::{Call, Emitter, Event, forward, generate};
-use drawbridge_core::fleet::relay::{self, CallFrame, Lost, frame, unframe};
+use drawbridge_core::call::{Call, Emitter, Event, Events, generate};
+use drawbridge_core::fleet::relay::{self, CallFrame, frame, unframe};
 use drawbridge_core::fleet::{Channel, Held, Ownership, Peers, Service};
 use drawbridge_core::state::InstanceId;
 use drawbridge_core::{BackendName, Client, Fault, Tasks};
 use drawbridge_wire::message::Field;
+use futures_util::StreamExt as _;
 
 use super::Filter;
 use super::listen::{Caller, Hubs};
@@ -65,16 +65,17 @@ impl Once {
         self.peers.own(&format!("listen:{}:{group}", self.backend)).await.ok()
     }
 
-    async fn run(&self, emit: &Emitter, call: &Call) -> Event {
+    async fn run(self: &Arc<Self>, emit: &Emitter, call: &Call) -> Event {
         for _ in 0..TRIES {
-            match self.owner(&call.client).await {
+            let events = match self.owner(&call.client).await {
                 None => break,
-                Some(Ownership::Mine { held, .. }) => return self.here(emit, &held, call).await,
-                Some(Ownership::Theirs(owner)) => {
-                    if let Some(last) = self.there(emit, &owner, call).await {
-                        return last;
-                    }
-                }
+                Some(Ownership::Mine { held, .. }) => Some(self.here(held, call)),
+                Some(Ownership::Theirs(owner)) => self.there(&owner, call).await,
+            };
+            if let Some(events) = events
+                && let Some(last) = pass_on(emit, events).await
+            {
+                return last;
             }
             // It is about to give the lease back, or to be known to be gone.
             tokio::time::sleep(PAUSE).await;
@@ -88,25 +89,22 @@ impl Once {
     }
 
     /// Listens here, for as long as this instance is the owner.
-    async fn here(&self, emit: &Emitter, held: &Held, call: &Call) -> Event {
-        tokio::select! {
-            last = self.listen(emit, call) => last,
-            () = held.lost().cancelled() => Event::Fail(Fault::Draining),
-        }
+    fn here(self: &Arc<Self>, held: Arc<Held>, call: &Call) -> Events {
+        let (once, call) = (self.clone(), call.clone());
+        generate(|emit| async move {
+            tokio::select! {
+                last = once.listen(&emit, &call) => last,
+                () = held.lost().cancelled() => Event::Fail(Fault::Draining),
+            }
+        })
     }
 
-    /// Listens at the owner. `None` if that is not the owner, or gone.
-    async fn there(&self, emit: &Emitter, owner: &InstanceId, call: &Call) -> Option<Event> {
+    /// Listens at the owner. `None` if that is gone.
+    async fn there(&self, owner: &InstanceId, call: &Call) -> Option<Events> {
         let opening = frame(&CallFrame::from(call), call.request.bytes());
         let channel = self.peers.open(owner, &self.service(), opening).await.ok()?;
-        let elsewhere = Arc::new(AtomicBool::new(false));
-        let said = elsewhere.clone();
-        let events = relay::receive(channel, move |how| {
-            said.store(how == Lost::Elsewhere, Ordering::Release);
-            Event::Fail(Fault::Draining)
-        });
-        let last = forward(emit, events).await;
-        if elsewhere.load(Ordering::Acquire) { None } else { last }
+        // Whether it was not the owner, or went.
+        Some(relay::receive(channel, |_| Event::Fail(Fault::Draining)))
     }
 
     /// Listens without an owner until there can be one.
@@ -126,6 +124,22 @@ impl Once {
     }
 }
 
+/// Passes the events of a listen on. `None` if whoever listens went before anything came: then it is to be asked elsewhere.
+async fn pass_on(emit: &Emitter, mut events: Events) -> Option<Event> {
+    let mut has_begun = false;
+    let last = loop {
+        match events.next().await {
+            Some(event) if event.is_terminal() => break event,
+            Some(event) => {
+                has_begun = true;
+                emit.emit(event).await;
+            }
+            None => break Event::Fail(Fault::Draining),
+        }
+    };
+    (has_begun || !matches!(last, Event::Fail(Fault::Draining))).then_some(last)
+}
+
 /// Where other instances listen.
 struct Desk(Weak<Once>);
 
@@ -138,7 +152,6 @@ impl Service for Desk {
         let Some(Ownership::Mine { held, .. }) = once.owner(&call.client).await else {
             return relay::elsewhere(&channel).await;
         };
-        let events = generate(|emit| async move { once.here(&emit, &held, &call).await });
-        relay::tell(channel, events).await;
+        relay::tell(channel, once.here(held, &call)).await;
     }
 }
