@@ -132,13 +132,16 @@ impl Refusal {
         match self {
             Self::Answer(reply) => matches!(
                 reply.message.error_code(),
-                code::METHOD_NOT_FOUND
-                    | code::INVALID_PARAMS
-                    | code::MISSING_CLIENT_CAPABILITY
-                    | code::UNSUPPORTED_PROTOCOL_VERSION
+                code::METHOD_NOT_FOUND | code::INVALID_PARAMS | code::MISSING_CLIENT_CAPABILITY
             ),
             Self::Fault(fault) => fault.retry() == Retry::Useless,
         }
+    }
+
+    /// Whether a listen that was open ends by it. One at a backend that is not stateless (any more) goes on elsewhere.
+    fn ends_listens(&self) -> bool {
+        let is_foreign = |reply: &Reply| reply.message.error_code() == code::UNSUPPORTED_PROTOCOL_VERSION;
+        self.is_final() || matches!(self, Self::Answer(reply) if is_foreign(reply))
     }
 }
 

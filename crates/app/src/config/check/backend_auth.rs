@@ -202,10 +202,14 @@ fn user_secret(checker: &mut Checker<'_>, path: &str, raw: raw::BackendAuth) -> 
         let hint = "one word, such as `Bearer` or `Token`, or \"\" for nothing";
         checker.problem(&format!("{path}.scheme"), format!("not a scheme: `{scheme}`"), hint);
     }
+    let is_page = |url: Url| {
+        let is_web = matches!(url.scheme(), "https" | "http") && url.has_host();
+        is_web && url.username().is_empty() && url.password().is_none()
+    };
     if let Some(help) = &raw.help
-        && !Url::parse(help).is_ok_and(|url| matches!(url.scheme(), "https" | "http") && url.has_host())
+        && !Url::parse(help).is_ok_and(is_page)
     {
-        let hint = "write the https URL of the page at which users get a key";
+        let hint = "write the https URL of the page at which users get a key, without user and password";
         checker.problem(&format!("{path}.help"), "not a URL", hint);
     }
     let scheme = raw.scheme.or(usual).filter(|scheme| !scheme.is_empty());

@@ -56,7 +56,12 @@ impl Leaving {
         }
         let (here, there) = self.counts.entry(about(message)).or_default();
         *there += 1;
-        there <= here
+        let is_told = there <= here;
+        if is_told {
+            // If that was another one, it comes here too.
+            self.quiet_at = Instant::now() + QUIET;
+        }
+        is_told
     }
 
     /// What may have changed unsaid, if it goes before it was quiet: a change on the other stream may have been taken for

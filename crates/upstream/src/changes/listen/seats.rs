@@ -201,13 +201,13 @@ impl Seats {
                 seat.alone = true;
                 continue;
             }
-            let is_final = refusal.is_final();
             let is_waiting = matches!(*seat.told.borrow(), Told::Waiting);
             // Whoever was told that it is honoured waits for a backend that is away.
-            if is_waiting || (is_final && !seat.lasts) {
+            if is_waiting || (refusal.ends_listens() && !seat.lasts) {
                 seat.told.send_replace(Told::Refused(refusal.clone()));
             }
-            let wait = if is_final { super::FOR_GOOD } else { seat.pause };
+            // What was honoured once may be again.
+            let wait = if is_waiting && refusal.is_final() { super::FOR_GOOD } else { seat.pause };
             seat.again = Some(Instant::now() + wait);
             seat.pause = (seat.pause * 2).min(MAX_PAUSE);
         }

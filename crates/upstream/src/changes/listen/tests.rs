@@ -341,3 +341,23 @@ async fn a_listen_for_what_the_backend_tells_of_no_more_ends_in_good_order() {
     assert_eq!(within(&mut some, SOON).await, ["a://1"]);
     assert_eq!(within(&mut all, SOON).await, ["a://1", "a://2", "0"]);
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_session_hears_again_after_its_backend_was_away_and_something_else_answered_for_it() {
+    for was_honoured in [true, false] {
+        let mut backend = backend();
+        let inbox = Arc::default();
+        let subscription = backend.subscription(&inbox);
+        subscription.change(|filter| filter.add(&lists()));
+        if was_honoured {
+            drop(backend.listens.recv().await.unwrap().honours(&lists()).await);
+        }
+        for _ in 0..3 {
+            let got = backend.listens.recv().await.unwrap();
+            got.events.send(not_stateless()).await.unwrap();
+        }
+        let open = backend.listens.recv().await.unwrap().honours(&lists()).await;
+        tokio::time::sleep(SOON).await;
+        assert!(subscription.heard(None).await && !open.is_closed());
+    }
+}

@@ -386,7 +386,7 @@ broken_files! {
         drawbridge.yaml:5:47: backends.t.auth.scheme: not a scheme: `a b`
           hint: one word, such as `Bearer` or `Token`, or "" for nothing
         drawbridge.yaml:5:62: backends.t.auth.help: not a URL
-          hint: write the https URL of the page at which users get a key
+          hint: write the https URL of the page at which users get a key, without user and password
         drawbridge.yaml:5:75: backends.t.auth.value: this key goes with another kind
           hint: remove the key
     "#;
