@@ -19,6 +19,7 @@ mod operators;
 mod outage;
 mod overview;
 mod own_credentials;
+mod policies;
 mod registration;
 mod sessions;
 mod token_endpoint;

@@ -2,6 +2,7 @@
 
 mod changes;
 mod hostile;
+mod links;
 mod mirror;
 pub(crate) mod parked;
 mod scopes;

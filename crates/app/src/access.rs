@@ -428,6 +428,7 @@ fn external(external: &External, fetcher: &Arc<Fetcher>, tasks: &Tasks) -> Issue
             audiences: external.audiences.clone(),
             clients: external.client_ids.clone(),
             max_lifetime: Some(external.max_lifetime.as_secs_f64()),
+            groups_claim: external.groups_claim.clone(),
         },
         keys: Arc::new(Jwks::new(&external.issuer, location, fetcher.clone(), tasks.clone())),
         is_own: false,

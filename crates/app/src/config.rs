@@ -38,8 +38,8 @@ pub use self::model::{
 };
 pub use self::problem::{Notice, Problem, Problems};
 pub use self::raw::{
-    AuthMode, ClientAuth, Era, LogFormat, OtlpProtocol, RegistrationPolicy, SessionScope, SubjectToken,
-    Transport,
+    AuthMode, ClientAuth, Era, LogFormat, OtlpProtocol, RegistrationPolicy, SessionScope, StepUp,
+    SubjectToken, Transport,
 };
 pub use self::secret::{SealKey, Secret};
 pub use self::shown::{Source as ValueSource, Written};

@@ -7,13 +7,14 @@ use std::time::Duration;
 
 use anyhow::{Context as _, anyhow};
 use drawbridge_core::accounts::Personal;
-use drawbridge_core::{Backend, BackendName, Endpoint, Keeping, Recalling};
+use drawbridge_core::rights::Selection;
+use drawbridge_core::{Backend, BackendName, Endpoint, Keeping, Recalling, Screen};
 use sha2::{Digest as _, Sha256};
 
-use crate::config::{self, BackendKind, Config};
+use crate::config::{self, AuthMode, BackendKind, Config};
 use crate::telemetry;
 use crate::wiring::exchange::set_logins;
-use crate::wiring::{Wired, front_options, key_sites, make_backend, round_options, sites};
+use crate::wiring::{Wired, front_options, key_sites, make_backend, round_options, sites, trust};
 
 /// A request that has found its endpoint before a change sends its call to the backend within this time.
 const LATE: Duration = Duration::from_secs(1);
@@ -161,6 +162,7 @@ const LIVE: &[Key] = keys![
     "streams.keep_alive" = streams.keep_alive,
     "streams.retry" = streams.retry,
     "streams.sse_after" = streams.sse_after,
+    "policies" = policies,
     "drain.delay" = drain.delay,
     "drain.deadline" = drain.deadline,
     "outbound.ca_bundle" = outbound.ca_bundle,
@@ -212,7 +214,13 @@ impl Wired {
         let mut config = config.clone();
         RESTART.iter().for_each(|(_, _, keep)| keep(&mut config, &current.config));
         let backends = self.backends_of(&config, &current.backends)?;
-        let endpoints = self.endpoints_of(&config, &backends, &current.endpoints)?;
+        let endpoints = self.endpoints_of(
+            &config,
+            &backends,
+            &current.endpoints,
+            // Who listens is told that what they may see has changed.
+            config.policies == current.config.policies,
+        )?;
 
         let changes = Changes {
             backends: Names::between(&current.backends, &backends, |a, b| {
@@ -261,11 +269,10 @@ impl Wired {
                     let counted = self.metrics.backend(name);
                     let keeping = Keeping { cache: backend.cache, list_ttl: backend.list_ttl };
                     let recalling = Recalling::new(made.backend, keeping, &self.peers, counted);
+                    let screen = Screen::new(recalling.clone(), trust(backend), self.keys.clone());
                     let whole: Arc<dyn Backend> = match made.accounts {
-                        Some(accounts) => {
-                            Personal::new(recalling.clone(), accounts, &self.peers, &self.work.backends)
-                        }
-                        None => recalling.clone(),
+                        Some(accounts) => Personal::new(screen, accounts, &self.peers, &self.work.backends),
+                        None => screen,
                     };
                     Kept { basis, backend: whole, recalling }
                 }
@@ -282,21 +289,26 @@ impl Wired {
         config: &Config,
         backends: &BTreeMap<String, Kept>,
         current: &[Arc<Endpoint>],
+        is_ruled_the_same: bool,
     ) -> anyhow::Result<Vec<Arc<Endpoint>>> {
         let all = backends.values().map(|kept| kept.backend.clone()).collect();
-        let mut wanted: Vec<(Option<BackendName>, Behind)> = vec![(None, all)];
+        let mut wanted: Vec<(Option<BackendName>, Behind, Selection)> =
+            vec![(None, all, Selection::default())];
         let named = |name: &str| BackendName::parse(name).ok_or_else(|| anyhow!("\"{name}\" is not a name"));
         for (name, kept) in backends {
-            wanted.push((Some(named(name)?), vec![kept.backend.clone()]));
+            wanted.push((Some(named(name)?), vec![kept.backend.clone()], Selection::default()));
         }
         for (name, endpoint) in &config.endpoints {
             let behind = endpoint.backends.iter().filter_map(|b| Some(backends.get(b)?.backend.clone()));
-            wanted.push((Some(named(name)?), behind.collect()));
+            wanted.push((Some(named(name)?), behind.collect(), endpoint.selection.clone()));
         }
-        let made = wanted.into_iter().map(|(name, behind)| {
+        let asks_callers = config.auth.mode != AuthMode::None;
+        let made = wanted.into_iter().map(|(name, behind, selection)| {
             let is_same = |old: &&Arc<Endpoint>| {
                 let old_behind = old.backends();
                 old.name() == name.as_ref()
+                    && *old.selection() == selection
+                    && is_ruled_the_same
                     && old_behind.len() == behind.len()
                     && old_behind.iter().zip(&behind).all(|(a, b)| Arc::ptr_eq(a, b))
             };
@@ -305,6 +317,7 @@ impl Wired {
             }
             let endpoint = Endpoint::new(name, behind, self.keys.clone(), self.rounds.clone());
             let counted = self.metrics.endpoint(endpoint.display_name());
+            let endpoint = endpoint.selecting(selection).asking_callers(asks_callers);
             Arc::new(endpoint.counted(counted).audited(self.audit.clone()))
         });
         Ok(made.collect())

@@ -8,16 +8,18 @@ use std::time::Duration;
 use anyhow::{Context as _, anyhow};
 use axum::Router;
 use drawbridge_auth::fetch::Fetch;
+use drawbridge_auth::policy::{Rules, StepUp};
 use drawbridge_core::accounts::Accounts;
 use drawbridge_core::audit::CallAudit;
 use drawbridge_core::credentials::Credentials;
 use drawbridge_core::event_log::EventRing;
 use drawbridge_core::fleet::Peers;
+use drawbridge_core::glob::Glob;
 use drawbridge_core::metrics::{Gauges, Metrics};
 use drawbridge_core::seal::KeyRing;
 use drawbridge_core::state::{Quota, SharedState, WithFallback};
 use drawbridge_core::trace::Tracer;
-use drawbridge_core::{Backend, BackendName, RoundOptions, Rounds, Tasks};
+use drawbridge_core::{Backend, BackendName, RoundOptions, Rounds, Tasks, Trust};
 use drawbridge_credentials::authority::{Pins, Site};
 use drawbridge_credentials::client_credentials::{self, ClientCredentials};
 use drawbridge_credentials::connections::{Connections, KeySite};
@@ -193,7 +195,33 @@ pub(crate) fn front_options(config: &Config) -> FrontOptions {
         on_loopback: config.public.listen.ip().is_loopback(),
         loopback_origins: config.auth.mode != AuthMode::None,
         limits: Arc::new(limits(&config.limits)),
+        rules: Arc::new(rules(config)),
         trusted_proxies: config.public.trusted_proxies.clone(),
+    }
+}
+
+fn rules(config: &Config) -> Rules {
+    let step_up = match config.auth.step_up {
+        config::StepUp::Hide => StepUp::Hide,
+        config::StepUp::Challenge => StepUp::Challenge,
+    };
+    Rules { rules: config.policies.clone(), step_up }
+}
+
+/// What the operator says about a backend.
+pub(crate) fn trust(backend: &config::Backend) -> Trust {
+    let own = match &backend.kind {
+        BackendKind::Http(http) => http.url.host_str().map(|host| host.trim_matches(['[', ']'])),
+        BackendKind::Stdio(_) => None,
+    };
+    Trust {
+        read_tools: backend.read_tools.clone(),
+        annotations: backend.trust_annotations,
+        hosts: own
+            .and_then(Glob::parse)
+            .into_iter()
+            .chain(backend.elicitation_hosts.iter().cloned())
+            .collect(),
     }
 }
 

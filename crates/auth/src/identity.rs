@@ -1,11 +1,13 @@
 //! Whom a request is from, as far as it was found out.
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::Arc;
 
 use drawbridge_core::Principal;
 use drawbridge_core::request::Caller;
 use ipnet::IpNet;
+use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
 use crate::records::Time;
@@ -13,7 +15,8 @@ use crate::revoking::RevocationKey;
 use crate::scope::Scopes;
 
 /// Whether somebody acts or something.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Kind {
     /// A person, or what acts for one.
     User,
@@ -77,6 +80,10 @@ pub struct Identity {
     pub credential: Credential,
     /// What it allows.
     pub scopes: Scopes,
+    /// Who the subject of a user is at the issuer that vouches for it, where the records know.
+    pub known_as: Option<String>,
+    /// The groups of the subject.
+    pub groups: BTreeSet<String>,
     /// When the credential ends.
     pub expires_at: Option<Time>,
     /// From where it is accepted; empty for everywhere.

@@ -1,6 +1,8 @@
 //! JSON Web Tokens: which are accepted of whom (RFC 7519, RFC 8725, RFC 9068). The key is chosen by us, the algorithm
 //! is checked against the key, and what a token says of its own keys is ignored.
 
+use std::collections::BTreeSet;
+
 use async_trait::async_trait;
 pub use jsonwebtoken::Algorithm;
 use jsonwebtoken::errors::ErrorKind;
@@ -126,9 +128,14 @@ pub struct Policy {
     pub audiences: Vec<String>,
     /// `client_id`s of an identity provider, for which only ID tokens are issued.
     pub clients: Vec<String>,
+    /// The claim with the groups of a subject.
+    pub groups_claim: String,
     /// A token may be good for this many seconds at most.
     pub max_lifetime: Option<f64>,
 }
+
+/// Groups of one subject that are read.
+const MAX_GROUPS: usize = 1000;
 
 /// What a token says.
 #[derive(Debug, Clone, Deserialize)]
@@ -162,6 +169,17 @@ pub struct Claims {
     pub rest: Map<String, Value>,
 }
 
+/// Groups as issuers name them: an array of texts, or one. More than [`MAX_GROUPS`] are not read.
+pub(crate) fn groups_of(claim: Option<&Value>) -> BTreeSet<String> {
+    match claim {
+        Some(Value::String(one)) => BTreeSet::from([one.clone()]),
+        Some(Value::Array(all)) => {
+            all.iter().filter_map(Value::as_str).take(MAX_GROUPS).map(str::to_owned).collect()
+        }
+        _ => BTreeSet::new(),
+    }
+}
+
 impl Claims {
     /// What it allows.
     pub fn scopes(&self) -> Scopes {
@@ -170,6 +188,11 @@ impl Claims {
             Some(Value::Array(all)) => Scopes::new(all.iter().filter_map(Value::as_str)),
             _ => Scopes::default(),
         }
+    }
+
+    /// The groups of its subject, which the claim of this name has.
+    pub fn groups(&self, claim: &str) -> BTreeSet<String> {
+        groups_of(self.rest.get(claim))
     }
 
     /// To which client it was issued.

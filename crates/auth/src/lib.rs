@@ -14,6 +14,7 @@ pub mod identity;
 pub mod jwks;
 pub mod jwt;
 pub mod opaque;
+pub mod policy;
 pub mod records;
 pub mod resource;
 pub mod revoking;

@@ -1,5 +1,6 @@
 //! Tokens that say nothing themselves: the issuer is asked what they are (RFC 7662).
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,12 +10,12 @@ use chrono::Utc;
 use http::{Request, StatusCode};
 use moka::future::Cache;
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Map, Value};
 use tokio::time::Instant;
 use url::form_urlencoded::{Serializer, byte_serialize};
 
 use crate::fetch::Fetch;
-use crate::jwt::{EXPIRED, LEEWAY, Policy};
+use crate::jwt::{EXPIRED, LEEWAY, Policy, groups_of};
 use crate::scope::Scopes;
 use crate::secret::Secret;
 use crate::verifier::Refused;
@@ -54,6 +55,7 @@ pub(crate) struct Active {
     pub(crate) subject: String,
     pub(crate) client: String,
     pub(crate) scopes: Scopes,
+    pub(crate) groups: BTreeSet<String>,
     /// In seconds since 1970.
     pub(crate) expires_at: Option<i64>,
     /// When its issuer said so.
@@ -73,6 +75,8 @@ struct Answer {
     aud: Option<Value>,
     scope: Option<String>,
     cnf: Option<Value>,
+    #[serde(flatten)]
+    rest: Map<String, Value>,
 }
 
 impl Introspection {
@@ -191,6 +195,7 @@ impl Answer {
         #[expect(clippy::cast_possible_truncation, reason = "seconds")]
         let expires_at = self.exp.map(|end| end as i64);
         let scopes = Scopes::parse(&self.scope.unwrap_or_default());
-        Ok(Active { subject, client, scopes, expires_at, asked: Instant::now() })
+        let groups = groups_of(self.rest.get(&policy.groups_claim));
+        Ok(Active { subject, client, scopes, groups, expires_at, asked: Instant::now() })
     }
 }

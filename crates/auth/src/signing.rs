@@ -108,6 +108,7 @@ impl Signer {
     /// Which of its tokens are accepted.
     pub fn policy(&self) -> Policy {
         Policy {
+            groups_claim: String::new(),
             issuer: self.issuer.clone(),
             algorithms: vec![Algorithm::ES256],
             types: vec![TYPE.to_owned()],

@@ -7,6 +7,7 @@ mod introspection;
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use chrono::Utc;
@@ -99,6 +100,8 @@ pub struct Verifier {
     failures: Failures,
     tasks: Tasks,
     uses: Mutex<HashMap<String, (Time, Option<IpAddr>)>>,
+    /// Whether who users are is looked up with their access tokens.
+    needs_users: AtomicBool,
 }
 
 impl std::fmt::Debug for Verifier {
@@ -128,6 +131,14 @@ impl Verifier {
             failures: Failures::new(limiter),
             tasks,
             uses: Mutex::default(),
+            needs_users: AtomicBool::new(false),
+        }
+    }
+
+    /// Whether identities are to have the groups of users whose access tokens the gateway has made: these don't say.
+    pub fn set_needs_users(&self, needs_users: bool) {
+        if self.needs_users.swap(needs_users, Ordering::AcqRel) != needs_users {
+            self.known.invalidate_all();
         }
     }
 
@@ -276,9 +287,13 @@ impl Verifier {
         };
         #[expect(clippy::cast_possible_truncation, reason = "seconds")]
         let ends = Time::from_timestamp(claims.exp as i64 + i64::try_from(LEEWAY).unwrap_or(0), 0);
+        // Who another issuer's subjects are is not in the records.
+        let user = match issuer.is_own && self.needs_users.load(Ordering::Acquire) {
+            true => self.records.user(&claims.sub).await?,
+            false => None,
+        };
         let principal = context(&claims.iss, &claims.sub, &client, &resource, kind);
         let identity = Identity {
-            // Who another issuer's subjects are is not in the records.
             principal: if issuer.is_own { principal.of_user(&claims.sub) } else { principal },
             caller: shown(kind, &claims.sub, &client, &credential),
             issuer: claims.iss.clone(),
@@ -287,6 +302,8 @@ impl Verifier {
             client,
             credential,
             scopes: claims.scopes(),
+            known_as: user.as_ref().map(|user| user.subject.clone()),
+            groups: user.map_or_else(|| claims.groups(&issuer.policy.groups_claim), |user| user.groups),
             expires_at: Some(ends.ok_or(Refused::Unfit("its end is no time"))?),
             networks: Vec::new(),
             keys,
@@ -310,6 +327,8 @@ impl Verifier {
             client: active.client.clone(),
             credential: Credential::External,
             scopes: active.scopes.clone(),
+            known_as: None,
+            groups: active.groups.clone(),
             expires_at: active.expires_at.and_then(|end| Time::from_timestamp(end, 0)),
             networks: Vec::new(),
             keys: Vec::new(),
@@ -354,6 +373,8 @@ impl Verifier {
             client,
             credential,
             scopes: Scopes::new(token.scopes),
+            known_as: owner.as_ref().map(|user| user.subject.clone()),
+            groups: owner.map_or(token.groups, |user| user.groups),
             expires_at: token.expires_at,
             networks,
             keys,

@@ -34,6 +34,7 @@ use crate::endpoint::SERVER_INFO;
 use crate::event_log::SessionKey;
 use crate::fault::Fault;
 use crate::fleet::Peers;
+use crate::rights::Rights;
 use crate::tasks::Tasks;
 
 /// The tool that there is while an account is not connected.
@@ -199,6 +200,14 @@ impl Backend for Personal {
             guests.push(Arc::downgrade(&guest));
         }
         guest
+    }
+
+    fn has_task(&self, client: &Client, id: &str) -> bool {
+        self.inner.has_task(client, id)
+    }
+
+    fn reads(&self, tool: &str) -> Option<bool> {
+        self.inner.reads(tool)
     }
 
     fn list_timeout(&self) -> Duration {
@@ -581,7 +590,7 @@ fn content(text: &str) -> Bytes {
 }
 
 /// Tells in words why there is no answer: the model if a tool was called, else the program.
-fn told(call: &Call, text: &str) -> Event {
+pub(crate) fn told(call: &Call, text: &str) -> Event {
     if call.request.method() == method::TOOLS_CALL {
         return done(&json::object([("content", &content(text)[..]), ("isError", &b"true"[..])]));
     }
@@ -623,8 +632,8 @@ impl Conversation for Guest {
         self.inner.stop_listening();
     }
 
-    async fn take_up(self: Arc<Self>, id: &Id) -> Option<TakenUp> {
-        self.inner.clone().take_up(id).await
+    async fn take_up(self: Arc<Self>, id: &Id, rights: Option<Arc<dyn Rights>>) -> Option<TakenUp> {
+        self.inner.clone().take_up(id, rights).await
     }
 
     async fn close(&self) {

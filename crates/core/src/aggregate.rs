@@ -16,12 +16,14 @@ use drawbridge_wire::{Edit, Message, json, method};
 use futures_util::future::join_all;
 use futures_util::{FutureExt as _, StreamExt as _, stream};
 
-use crate::backend::BackendName;
+use crate::backend::{Backend, BackendName};
 use crate::call::{Call, Event, Events, once};
 use crate::endpoint::{Conversing, Endpoint};
 use crate::fault::{Deadline, Fault};
+use crate::screen::task_ids;
 use crate::seal::KeyRing;
 use lists::List;
+pub(crate) use lists::last_event;
 use names::Aliases;
 use owners::Owners;
 
@@ -33,6 +35,8 @@ enum Route {
     Name(List),
     /// The owner of `params.uri`.
     Uri,
+    /// The backend that has the task `params.taskId`.
+    Task,
     /// `params.ref`: a prompt's name or a template's URI.
     Reference,
     /// Every backend hears it; one success is a success.
@@ -51,6 +55,11 @@ const ROUTES: &[(&str, Route)] = &[
     (method::RESOURCES_READ, Route::Uri),
     (method::RESOURCES_SUBSCRIBE, Route::Uri),
     (method::RESOURCES_UNSUBSCRIBE, Route::Uri),
+    (method::TASKS_LIST, Route::Merge(List::TASKS)),
+    (method::TASKS_GET, Route::Task),
+    (method::TASKS_UPDATE, Route::Task),
+    (method::TASKS_CANCEL, Route::Task),
+    (method::TASKS_RESULT, Route::Task),
     (method::COMPLETE, Route::Reference),
     (method::SET_LEVEL, Route::Broadcast),
     (method::LISTEN, Route::Listen),
@@ -117,12 +126,17 @@ impl Aggregate {
         }
     }
 
-    pub(crate) fn call(&self, endpoint: &Arc<Endpoint>, who: &Arc<dyn Conversing>, mut call: Call) -> Events {
+    /// What the backend of a tool calls it, if that is known without asking.
+    pub(crate) fn own_name(&self, tool: &str) -> Option<String> {
+        let (_, rest) = names::split(tool)?;
+        if names::is_shortened(rest) { self.tools.find(tool) } else { Some(rest.to_owned()) }
+    }
+
+    pub(crate) fn call(&self, endpoint: &Arc<Endpoint>, who: &Arc<dyn Conversing>, call: Call) -> Events {
         let method = call.request.method().into_owned();
         let Some((_, route)) = ROUTES.iter().find(|(name, _)| *name == method) else {
             return once(Event::Fail(Fault::method_not_found(&method)));
         };
-        call.client = endpoint.towards_backends(&call.client);
         let errand = Errand { endpoint: endpoint.clone(), who: who.clone(), call };
         match route {
             Route::Merge(list) => {
@@ -130,6 +144,7 @@ impl Aggregate {
             }
             Route::Name(list) => later(by_name(errand, *list)),
             Route::Uri => later(by_uri(errand)),
+            Route::Task => later(async move { by_task(&errand) }),
             Route::Reference => later(by_reference(errand)),
             Route::Broadcast => later(broadcast(errand)),
             Route::Listen => listen_to_all(&errand),
@@ -167,6 +182,16 @@ async fn resolve(errand: &Errand, list: List, exposed: &str) -> Result<(usize, S
     }
     // A name may look shortened and be the backend's own.
     Ok((backend, aliases.find(exposed).unwrap_or_else(|| rest.to_owned())))
+}
+
+fn by_task(errand: &Errand) -> Result<Events, Fault> {
+    let request = &errand.call.request;
+    let id =
+        request.text(Field::TaskId).ok_or_else(|| Fault::invalid_params("\"taskId\" must be a string"))?;
+    let has_it = |backend: &Arc<dyn Backend>| backend.has_task(&errand.call.client, &id);
+    let owner = errand.endpoint.backends().iter().position(has_it);
+    let owner = owner.ok_or_else(|| Fault::invalid_params(task_ids::UNKNOWN))?;
+    Ok(errand.send(owner, request.clone()))
 }
 
 async fn by_uri(errand: Errand) -> Result<Events, Fault> {
@@ -243,7 +268,7 @@ async fn by_reference(errand: Errand) -> Result<Events, Fault> {
 async fn broadcast(errand: Errand) -> Result<Events, Fault> {
     let asked = errand.endpoint.backends().iter().enumerate().map(|(index, backend)| {
         let events = errand.send(index, errand.call.request.clone());
-        lists::last_event(events, backend.name(), backend.list_timeout())
+        last_event(events, backend.name(), backend.list_timeout())
     });
     let mut answer = None;
     for event in join_all(asked).await {

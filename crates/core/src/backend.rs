@@ -12,6 +12,7 @@ use crate::call::{Call, Event, Events};
 use crate::client::Client;
 use crate::event_log::SessionKey;
 use crate::fault::Fault;
+use crate::rights::Rights;
 
 /// The configured name of a backend or an endpoint: `[a-z0-9-]{1,32}`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -86,6 +87,16 @@ pub trait Backend: Send + Sync {
         None
     }
 
+    /// Whether `id` is the name of a task that `client` has there.
+    fn has_task(&self, _client: &Client, _id: &str) -> bool {
+        false
+    }
+
+    /// Whether calling this tool changes nothing, if that is known.
+    fn reads(&self, _tool: &str) -> Option<bool> {
+        None
+    }
+
     /// What it tells of changes goes to `memory` too, as far as it comes, whether or not somebody listens.
     fn remind(&self, _memory: Weak<dyn Unsolicited>) {}
 
@@ -114,7 +125,7 @@ pub trait Conversation: Send + Sync {
 
     /// Goes on with the call whose request had this id, and which an instance had that is gone. `None` where that can't
     /// be: nobody knows then how it ended.
-    async fn take_up(self: Arc<Self>, _id: &Id) -> Option<TakenUp> {
+    async fn take_up(self: Arc<Self>, _id: &Id, _rights: Option<Arc<dyn Rights>>) -> Option<TakenUp> {
         None
     }
 

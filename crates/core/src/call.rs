@@ -26,6 +26,8 @@ use tokio::sync::oneshot;
 
 use crate::client::Client;
 use crate::fault::Fault;
+use crate::request;
+use crate::rights::Rights;
 use crate::trace::Trace;
 
 /// A request of a client on its way to a backend.
@@ -39,12 +41,19 @@ pub struct Call {
     pub params_headers: SmallVec<[(String, String); 0]>,
     /// What is traced of it, if something is.
     pub trace: Option<Arc<Trace>>,
+    /// What its caller may; everything where nobody was asked.
+    pub rights: Option<Arc<dyn Rights>>,
 }
 
 impl Call {
-    /// A request that nothing more is known of.
+    /// A request that nothing more is known of, of the caller whose request is being worked on.
     pub fn new(request: Message, client: Arc<Client>) -> Self {
-        Self { request, client, params_headers: SmallVec::new(), trace: None }
+        Self { rights: request::rights(), ..Self::of_the_gateway(request, client) }
+    }
+
+    /// One that the gateway makes for itself, on behalf of nobody.
+    pub fn of_the_gateway(request: Message, client: Arc<Client>) -> Self {
+        Self { request, client, params_headers: SmallVec::new(), trace: None, rights: None }
     }
 }
 
@@ -146,7 +155,56 @@ pub struct Ask {
     /// A request; its id is the backend's (live) or its key in the round.
     pub request: Message,
     /// Takes the client's response; dropping it means there will be none. `None` if the round resumes by state.
-    pub reply: Option<oneshot::Sender<Message>>,
+    pub reply: Option<Answering>,
+}
+
+/// Takes the client's response to a live ask. Dropping it means that there will be none.
+pub struct Answering {
+    to: oneshot::Sender<Message>,
+    before: Option<Box<dyn FnOnce(Message) -> Message + Send + Sync>>,
+}
+
+impl Answering {
+    /// Gives the response. Returns whether somebody still waits for it.
+    pub fn send(self, response: Message) -> bool {
+        let response = match self.before {
+            Some(change) => change(response),
+            None => response,
+        };
+        self.to.send(response).is_ok()
+    }
+
+    /// Whether nobody waits for a response any more.
+    pub fn is_closed(&self) -> bool {
+        self.to.is_closed()
+    }
+
+    /// Resolves when nobody waits for a response any more.
+    pub fn closed(&mut self) -> impl Future<Output = ()> + '_ {
+        self.to.closed()
+    }
+
+    /// The same, for responses that are changed on their way.
+    #[must_use]
+    pub fn through(self, change: impl FnOnce(Message) -> Message + Send + Sync + 'static) -> Self {
+        let before: Box<dyn FnOnce(Message) -> Message + Send + Sync> = match self.before {
+            Some(next) => Box::new(move |response| next(change(response))),
+            None => Box::new(change),
+        };
+        Self { to: self.to, before: Some(before) }
+    }
+}
+
+impl From<oneshot::Sender<Message>> for Answering {
+    fn from(to: oneshot::Sender<Message>) -> Self {
+        Self { to, before: None }
+    }
+}
+
+impl std::fmt::Debug for Answering {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Answering").field("is_closed", &self.is_closed()).finish_non_exhaustive()
+    }
 }
 
 /// Names a live ask, unique in this process.

@@ -4,8 +4,10 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use drawbridge_wire::message::Field;
-use drawbridge_wire::{Message, ProtocolVersion, json, method};
+use drawbridge_wire::{Message, ProtocolVersion, RpcError, code, json, method};
 use sha2::{Digest as _, Sha256};
+
+use crate::fault::Fault;
 
 /// Whom a request is from. Part of every handle, pool key and stream. Principals are the same if their names are.
 #[derive(Debug, Clone)]
@@ -152,6 +154,26 @@ impl Client {
         }
     }
 
+    /// Whether it answers by retry and said that it knows the extension for tasks.
+    pub fn knows_tasks_extension(&self) -> bool {
+        self.answers == Answers::ByRetry
+            && json::at(&self.capabilities, &["extensions", TASKS_EXTENSION]).is_some()
+    }
+
+    /// Refuses what is about tasks to a client that did not say that it knows them.
+    ///
+    /// # Errors
+    ///
+    /// If it didn't.
+    pub fn need_tasks_extension(&self) -> Result<(), Fault> {
+        if self.knows_tasks_extension() {
+            return Ok(());
+        }
+        let needed = format!(r#"{{"requiredCapabilities":{{"extensions":{{"{TASKS_EXTENSION}":{{}}}}}}}}"#);
+        let what = "the client did not declare the extension for tasks";
+        Err(Fault::Rpc(RpcError::new(code::MISSING_CLIENT_CAPABILITY, what).with_data(needed)))
+    }
+
     /// The capabilities to declare to a backend whose asks come as `answers` says. Where the client gives its answers
     /// the other way, the engine turns one into the other; what only one way has is left out.
     pub fn capabilities_towards(&self, answers: Answers) -> Bytes {
@@ -172,19 +194,6 @@ impl Client {
         let extensions = json::member(&capabilities, "extensions").unwrap_or(b"{}");
         let extensions = json::replace_member(extensions, TASKS_EXTENSION, b"{}");
         json::replace_member(&capabilities, "extensions", &extensions)
-    }
-
-    /// The same client without the promise to handle tasks, for routes that can't tell whose task an id is.
-    #[must_use]
-    pub fn without_tasks(&self) -> Self {
-        let capabilities = json::filter_members(&self.capabilities, |key| key != "tasks");
-        let extensions = json::member(&capabilities, "extensions")
-            .map(|raw| json::filter_members(raw, |key| key != TASKS_EXTENSION));
-        let capabilities = match extensions {
-            Some(raw) => json::replace_member(&capabilities, "extensions", &raw),
-            None => capabilities,
-        };
-        Self { capabilities, ..self.clone() }
     }
 }
 
@@ -212,8 +221,13 @@ pub fn is_by_url(params: &[u8]) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
+
+    /// Somebody with a session.
+    pub(crate) fn somebody() -> Arc<Client> {
+        Arc::new(client(ProtocolVersion::V2025_11_25, "{}"))
+    }
 
     fn client(version: ProtocolVersion, capabilities: &'static str) -> Client {
         Client {

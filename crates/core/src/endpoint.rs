@@ -4,7 +4,8 @@
 
 use std::sync::Arc;
 
-use drawbridge_wire::json;
+use bytes::Bytes;
+use drawbridge_wire::{json, method};
 use futures_util::future::join_all;
 use tokio_util::sync::CancellationToken;
 
@@ -12,9 +13,10 @@ use crate::aggregate::Aggregate;
 use crate::audit::CallAudit;
 use crate::backend::{Backend, BackendName, Conversation, Description};
 use crate::call::{Call, Events};
-use crate::client::{Answers, Client};
+use crate::client::{Answers, Client, TASKS_EXTENSION};
 use crate::fault::Fault;
 use crate::metrics;
+use crate::rights::{Item, Kind, Rights, Selected, Selection, Verdict};
 use crate::rounds::{self, Rounds};
 use crate::seal::KeyRing;
 
@@ -38,6 +40,8 @@ pub struct Endpoint {
     rounds: Arc<Rounds>,
     metrics: Arc<metrics::Endpoint>,
     audit: Option<Arc<dyn CallAudit>>,
+    selection: Arc<Selection>,
+    asks_callers: bool,
     replaced: CancellationToken,
 }
 
@@ -66,6 +70,8 @@ impl Endpoint {
             rounds,
             metrics: Arc::default(),
             audit: None,
+            selection: Arc::default(),
+            asks_callers: false,
             replaced: CancellationToken::new(),
         }
     }
@@ -80,6 +86,23 @@ impl Endpoint {
     #[must_use]
     pub fn audited(self, audit: Option<Arc<dyn CallAudit>>) -> Self {
         Self { audit, ..self }
+    }
+
+    /// The same endpoint, which has only what is selected of what its backends have.
+    #[must_use]
+    pub fn selecting(self, selection: Selection) -> Self {
+        Self { selection: Arc::new(selection), ..self }
+    }
+
+    /// The same endpoint, at which nobody may anything whose rights are not known.
+    #[must_use]
+    pub fn asking_callers(self, asks_callers: bool) -> Self {
+        Self { asks_callers, ..self }
+    }
+
+    /// What it has of what its backends have.
+    pub fn selection(&self) -> &Selection {
+        &self.selection
     }
 
     /// Where its requests are noted, if they are.
@@ -106,6 +129,29 @@ impl Endpoint {
             Some(aggregate) => aggregate.backend_of(method, name?)?,
         };
         self.backends.get(index).map(|backend| backend.name())
+    }
+
+    /// What is left here of what a caller may.
+    pub fn here(&self, rights: Option<Arc<dyn Rights>>) -> Option<Arc<dyn Rights>> {
+        if self.selection.is_everything() {
+            return rights;
+        }
+        let (selection, is_merged) = (self.selection.clone(), self.aggregate.is_some());
+        Some(Arc::new(Selected { selection, is_merged, rights }))
+    }
+
+    /// The scope that somebody with these rights lacks for the call of a tool, as far as that can be told without asking.
+    pub fn lacks(&self, rights: &dyn Rights, tool: &str) -> Option<&'static str> {
+        let (index, name) = match &self.aggregate {
+            None => (0, tool.to_owned()),
+            Some(aggregate) => (aggregate.backend_of(method::TOOLS_CALL, tool)?, aggregate.own_name(tool)?),
+        };
+        let backend = self.backends.get(index)?;
+        let kind = Kind::Tool { reads: backend.reads(&name)? };
+        match rights.on(&Item { backend: backend.name(), kind, name: &name }) {
+            Verdict::Lacks(scope) => Some(scope),
+            Verdict::Allowed | Verdict::Hidden => None,
+        }
     }
 
     /// Its name; `None` for the default endpoint.
@@ -143,18 +189,12 @@ impl Endpoint {
         self.aggregate.is_none().then(|| self.backends.first()).flatten()
     }
 
-    /// The client as backends see it here: on a merged endpoint nobody can tell whose task an id names.
-    pub fn towards_backends(&self, client: &Arc<Client>) -> Arc<Client> {
-        if self.aggregate.is_some() { Arc::new(client.without_tasks()) } else { client.clone() }
-    }
-
     /// What the endpoint is to `client`. With several backends, those that don't answer in time are left out;
     /// fails only if none does.
     pub async fn describe(&self, client: &Arc<Client>) -> Result<Arc<Description>, Fault> {
         if let Some(backend) = self.only() {
             return backend.describe(client).await;
         }
-        let client = &self.towards_backends(client);
         let asked = self.backends.iter().map(|backend| async move {
             let waited = tokio::time::timeout(backend.list_timeout(), backend.describe(client)).await;
             let deadline = crate::fault::Deadline::List;
@@ -181,7 +221,13 @@ impl Endpoint {
     }
 
     /// Starts a call, or goes on with one. What the backends ask of the client comes in the way that it answers.
-    pub fn call(self: &Arc<Self>, who: &Arc<dyn Conversing>, call: Call) -> Events {
+    pub fn call(self: &Arc<Self>, who: &Arc<dyn Conversing>, mut call: Call) -> Events {
+        if self.asks_callers && call.rights.is_none() {
+            return crate::call::once(crate::call::Event::Fail(Fault::method_not_found(
+                &call.request.method(),
+            )));
+        }
+        call.rights = self.here(call.rights.take());
         match call.client.answers {
             Answers::Live => rounds::live(self, who, call),
             Answers::ByRetry => self.rounds.by_retry(self, who, call),
@@ -208,28 +254,58 @@ impl Endpoint {
 pub const SERVER_INFO: &str =
     concat!(r#"{"name":"drawbridge","version":""#, env!("CARGO_PKG_VERSION"), r#""}"#);
 
-/// Capabilities that a merged endpoint can honour; others can't be told apart by backend.
-const MERGED: [&str; 5] = ["tools", "resources", "prompts", "completions", "logging"];
+/// Capabilities that a merged endpoint can honour, each with all that one of its backends has of them. Others can't be
+/// told apart by backend.
+const MERGED: [&[&str]; 7] = [
+    &["tools"],
+    &["resources"],
+    &["prompts"],
+    &["completions"],
+    &["logging"],
+    &["tasks"],
+    &["extensions", TASKS_EXTENSION],
+];
+/// How deep what capabilities say is looked at, and how much one object of it.
+const MAX_DEPTH: usize = 4;
+const MAX_MEMBERS: usize = 64;
+
+/// An object with the members of all of `objects`; those that several have are merged in the same way, or are those of
+/// the first that is not `false`.
+fn union<'o>(objects: &[&'o [u8]], depth: usize) -> Bytes {
+    let mut found: Vec<(String, Vec<&[u8]>)> = Vec::new();
+    let members = |raw: &&'o [u8]| json::members(raw).unwrap_or_default().into_iter().take(MAX_MEMBERS);
+    for (key, value) in objects.iter().flat_map(members) {
+        match found.iter_mut().find(|(known, _)| *known == key) {
+            Some((_, values)) => values.push(value),
+            None => found.push((key.into_owned(), vec![value])),
+        }
+    }
+    let merged: Vec<(String, Bytes)> = found
+        .into_iter()
+        .map(|(key, values)| {
+            let value = if depth < MAX_DEPTH && values.iter().all(|value| value.starts_with(b"{")) {
+                union(&values, depth + 1)
+            } else {
+                let said = values.iter().find(|value| **value != b"false").unwrap_or(&values[0]);
+                Bytes::copy_from_slice(said)
+            };
+            (key, value)
+        })
+        .collect();
+    json::object(merged.iter().map(|(key, value)| (key.as_str(), &value[..])))
+}
 
 fn merge_descriptions(found: &[(&str, Arc<Description>)]) -> Description {
-    let mut capabilities = String::from("{");
-    for name in MERGED {
-        let offers: Vec<_> = found.iter().filter_map(|(_, d)| json::member(&d.capabilities, name)).collect();
-        if offers.is_empty() {
-            continue;
+    let mut parts = Vec::new();
+    for path in MERGED {
+        let offers: Vec<_> = found.iter().filter_map(|(_, d)| json::at(&d.capabilities, path)).collect();
+        if !offers.is_empty() {
+            let wrap = |inner: Bytes, key: &&str| json::object([(*key, &inner[..])]);
+            parts.push(path.iter().rev().fold(union(&offers, 0), wrap));
         }
-        let flag = |flag: &str| offers.iter().any(|raw| json::member(raw, flag) == Some(b"true"));
-        let flags: Vec<_> = ["listChanged", "subscribe"]
-            .into_iter()
-            .filter(|f| flag(f))
-            .map(|f| format!("\"{f}\":true"))
-            .collect();
-        if capabilities.len() > 1 {
-            capabilities.push(',');
-        }
-        capabilities.push_str(&format!("\"{name}\":{{{}}}", flags.join(",")));
     }
-    capabilities.push('}');
+    let parts: Vec<&[u8]> = parts.iter().map(|part| &part[..]).collect();
+    let capabilities = union(&parts, 0);
     let instructions: Vec<String> = found
         .iter()
         .filter_map(|(name, d)| {
@@ -239,7 +315,7 @@ fn merge_descriptions(found: &[(&str, Arc<Description>)]) -> Description {
         .collect();
     Description {
         server_info: SERVER_INFO.into(),
-        capabilities: capabilities.into(),
+        capabilities,
         instructions: (!instructions.is_empty())
             .then(|| json::encode_string(&instructions.join("\n\n")).into()),
         meta: None,
@@ -263,10 +339,26 @@ mod tests {
             })
         };
         let merged = merge_descriptions(&[
-            ("a", one(r#"{"tools":{},"tasks":{},"resources":{"subscribe":true}}"#, Some("\"Ask first.\""))),
-            ("b", one(r#"{"tools":{"listChanged":true}}"#, None)),
+            (
+                "a",
+                one(
+                    r#"{"tools":{},"tasks":{"list":{}},"resources":{"subscribe":true},"x":{}}"#,
+                    Some("\"Ask first.\""),
+                ),
+            ),
+            (
+                "b",
+                one(
+                    r#"{"tools":{"listChanged":true},"tasks":{"requests":{"tools":{"call":{}}}},
+                        "resources":{"subscribe":false},"extensions":{"io.modelcontextprotocol/tasks":{},"y":{}}}"#,
+                    None,
+                ),
+            ),
         ]);
-        assert_eq!(merged.capabilities, r#"{"tools":{"listChanged":true},"resources":{"subscribe":true}}"#);
+        assert_eq!(
+            merged.capabilities,
+            r#"{"tools":{"listChanged":true},"resources":{"subscribe":true},"tasks":{"list":{},"requests":{"tools":{"call":{}}}},"extensions":{"io.modelcontextprotocol/tasks":{}}}"#
+        );
         assert_eq!(merged.instructions.unwrap(), r##""# a\n\nAsk first.""##);
     }
 }

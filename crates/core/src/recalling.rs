@@ -33,6 +33,7 @@ use crate::fault::{Deadline, Fault};
 use crate::fleet::Peers;
 use crate::metrics::{self, Method, Outcome};
 use crate::mirrored::{self, Mirrored, Tool};
+use crate::rights::Rights;
 use crate::state::Heard;
 use crate::trace;
 
@@ -339,8 +340,8 @@ impl Conversation for Talk {
         self.inner.notify(notification).await;
     }
 
-    async fn take_up(self: Arc<Self>, id: &Id) -> Option<TakenUp> {
-        self.inner.clone().take_up(id).await
+    async fn take_up(self: Arc<Self>, id: &Id, rights: Option<Arc<dyn Rights>>) -> Option<TakenUp> {
+        self.inner.clone().take_up(id, rights).await
     }
 
     fn listen(self: Arc<Self>) {

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use futures_util::future::Either;
 
+use crate::rights::Rights;
 use crate::trace::Incoming;
 
 tokio::task_local! {
@@ -21,6 +22,8 @@ struct Current {
     trace: Option<Arc<Incoming>>,
     /// `None` where nobody was asked.
     caller: Option<Arc<Caller>>,
+    /// The same.
+    rights: Option<Arc<dyn Rights>>,
 }
 
 /// Whom a request is from, as the log and traces say it: nothing by which anybody is let in.
@@ -95,34 +98,47 @@ pub fn caller() -> Option<Arc<Caller>> {
     CURRENT.try_with(|current| current.caller.clone()).ok().flatten()
 }
 
-/// Does `work` for the request `id`.
-pub fn scope<F: Future>(id: Id, work: F) -> impl Future<Output = F::Output> {
-    CURRENT.scope(Current { id, trace: None, caller: None }, work)
+/// What the caller may whose request is being worked on here; `None` where nobody was asked.
+pub fn rights() -> Option<Arc<dyn Rights>> {
+    CURRENT.try_with(|current| current.rights.clone()).ok().flatten()
 }
 
-/// Does `work` for the request that is being worked on here, which is from `caller`.
-pub fn of<F: Future>(caller: Arc<Caller>, work: F) -> impl Future<Output = F::Output> {
+/// Does `work` for the request `id`.
+pub fn scope<F: Future>(id: Id, work: F) -> impl Future<Output = F::Output> {
+    CURRENT.scope(Current { id, trace: None, caller: None, rights: None }, work)
+}
+
+/// Does `work` for the request that is being worked on here, which is from `caller`, who has these `rights`.
+pub fn of<F: Future>(
+    caller: Option<Arc<Caller>>,
+    rights: Option<Arc<dyn Rights>>,
+    work: F,
+) -> impl Future<Output = F::Output> {
     match CURRENT.try_with(Clone::clone) {
-        Ok(current) => Either::Left(CURRENT.scope(Current { caller: Some(caller), ..current }, work)),
+        Ok(current) => Either::Left(CURRENT.scope(Current { caller, rights, ..current }, work)),
         Err(_) => Either::Right(work),
     }
 }
 
 /// The same for a request that may be traced.
 pub fn traced<F: Future>(id: Id, trace: Option<Arc<Incoming>>, work: F) -> impl Future<Output = F::Output> {
-    CURRENT.scope(Current { id, trace, caller: None }, work)
+    CURRENT.scope(Current { id, trace, caller: None, rights: None }, work)
 }
 
 /// Does a piece of `work` for a request of `caller` that came to another instance, under an id of its own.
-pub fn passed<T>(caller: Option<Arc<Caller>>, work: impl FnOnce() -> T) -> T {
+pub fn passed<T>(
+    caller: Option<Arc<Caller>>,
+    rights: Option<Arc<dyn Rights>>,
+    work: impl FnOnce() -> T,
+) -> T {
     let id = current().unwrap_or_else(Id::fresh);
-    CURRENT.sync_scope(Current { id, trace: None, caller }, work)
+    CURRENT.sync_scope(Current { id, trace: None, caller, rights }, work)
 }
 
 /// Does a piece of `work` for the request `id`, if it is for one.
 pub fn within<T>(id: Option<Id>, work: impl FnOnce() -> T) -> T {
     match id {
-        Some(id) => CURRENT.sync_scope(Current { id, trace: None, caller: None }, work),
+        Some(id) => CURRENT.sync_scope(Current { id, trace: None, caller: None, rights: None }, work),
         None => work(),
     }
 }

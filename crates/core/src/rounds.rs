@@ -143,7 +143,7 @@ async fn ask(emit: &Emitter, asks: SmallVec<[Ask; 1]>, limit: Duration) -> Resul
     for ask in asks {
         let (reply, answer) = oneshot::channel();
         waiting.push((ask.key, ask.request.clone(), answer));
-        live.push(Ask { reply: Some(reply), ..ask });
+        live.push(Ask { reply: Some(reply.into()), ..ask });
     }
     emit.emit(Event::Asks(Box::new(Round { asks: live, resume: Resume::Live, source: None }))).await;
     let until = tokio::time::Instant::now() + limit;
@@ -227,7 +227,7 @@ fn give_up(ask: Ask, why: &str) {
         _ => RpcError::new(code::INTERNAL_ERROR, why).to_message(Some(&id)),
     };
     // The call may have ended meanwhile.
-    let _ = reply.send(answer);
+    reply.send(answer);
 }
 
 /// A request as it stands in a result that asks, without what only requests of their own have.
@@ -246,7 +246,7 @@ pub fn embedded(ask: &Message) -> Bytes {
 pub fn refuse(ask: Ask) {
     let Some((reply, id)) = ask.reply.zip(ask.request.id()) else { return };
     let what = format!("the client does not offer {}", ask.request.method());
-    let _ = reply.send(RpcError::new(code::METHOD_NOT_FOUND, what).to_message(Some(&id)));
+    reply.send(RpcError::new(code::METHOD_NOT_FOUND, what).to_message(Some(&id)));
 }
 
 /// A live ask that the client knows by a key of its round.
@@ -269,7 +269,7 @@ impl Pending {
     /// Gives the backend the result that the client sent.
     fn answer(self, result: &[u8]) {
         if let Some((reply, id)) = self.ask.reply.zip(self.ask.request.id()) {
-            let _ = reply.send(Message::result(&id, result));
+            reply.send(Message::result(&id, result));
         }
     }
 }

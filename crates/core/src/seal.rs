@@ -12,7 +12,7 @@ use chacha20poly1305::{Key, XChaCha20Poly1305, XNonce};
 use hkdf::Hkdf;
 use sha2::Sha256;
 
-/// Handles longer than this many bytes are not even tried; a backend's own state may be larger than ours.
+/// Handles longer than this many bytes are not even tried; a backend's own state, or id, may be larger than ours.
 const MAX_HANDLE_BYTES: usize = 16 * 1024;
 const MAX_STATE_BYTES: usize = 2 << 20;
 const NONCE_BYTES: usize = 24;
@@ -44,10 +44,12 @@ pub enum Purpose {
     Vault,
     /// A link under which a user connects an account, and what comes back from the other server.
     Connect,
+    /// The id of a task at a backend. The same at all instances, each time.
+    Task,
 }
 
 impl Purpose {
-    const ALL: [Self; 12] = [
+    const ALL: [Self; 13] = [
         Self::Session,
         Self::Cursor,
         Self::RequestState,
@@ -60,6 +62,7 @@ impl Purpose {
         Self::Credential,
         Self::Vault,
         Self::Connect,
+        Self::Task,
     ];
 
     fn label(self) -> &'static [u8] {
@@ -76,6 +79,7 @@ impl Purpose {
             Self::Credential => b"drawbridge v1 credential",
             Self::Vault => b"drawbridge v1 vault",
             Self::Connect => b"drawbridge v1 connect",
+            Self::Task => b"drawbridge v1 task",
         }
     }
 }
@@ -95,9 +99,13 @@ impl std::fmt::Debug for SealKey {
     }
 }
 
+/// What the key is derived by of which nonces are made that are to be the same each time.
+const NONCES: &[u8] = b"drawbridge v1 nonces";
+
 struct RingKey {
     id: String,
     ciphers: [XChaCha20Poly1305; Purpose::ALL.len()],
+    nonces: [u8; 32],
 }
 
 /// The keys: the first seals, all open.
@@ -141,7 +149,9 @@ impl KeyRing {
                 hkdf.expand(purpose.label(), out).ok().ok_or(BadKeys::Derive)?;
             }
             let ciphers = derived.map(|key| XChaCha20Poly1305::new(&Key::from(key)));
-            ring.push(RingKey { id: key.id.clone(), ciphers });
+            let mut nonces = [0; 32];
+            hkdf.expand(NONCES, &mut nonces).ok().ok_or(BadKeys::Derive)?;
+            ring.push(RingKey { id: key.id.clone(), ciphers, nonces });
         }
         if ring.is_empty() { Err(BadKeys::None) } else { Ok(Self(ring)) }
     }
@@ -153,8 +163,25 @@ impl KeyRing {
 
     /// Seals `plain` for a place: the handle opens nowhere else.
     pub fn seal_for(&self, purpose: Purpose, place: &str, plain: &[u8]) -> String {
+        self.seal_with(purpose, place, plain, rand::random())
+    }
+
+    /// The same, and the same handle each time as long as the ring seals with this key: for what is compared.
+    pub fn seal_same(&self, purpose: Purpose, place: &str, plain: &[u8]) -> String {
+        let mut about = purpose.label().to_vec();
+        for part in [place.as_bytes(), plain] {
+            about.extend_from_slice(&(part.len() as u64).to_be_bytes());
+            about.extend_from_slice(part);
+        }
+        // Made of all that is sealed, so no nonce is used for two different things.
+        let (digest, _) = Hkdf::<Sha256>::extract(Some(&self.0[0].nonces), &about);
+        let mut nonce = [0; NONCE_BYTES];
+        nonce.copy_from_slice(&digest[..NONCE_BYTES]);
+        self.seal_with(purpose, place, plain, nonce)
+    }
+
+    fn seal_with(&self, purpose: Purpose, place: &str, plain: &[u8], nonce: [u8; NONCE_BYTES]) -> String {
         let key = &self.0[0];
-        let nonce: [u8; NONCE_BYTES] = rand::random();
         let payload = Payload { msg: plain, aad: &bound(&key.id, place) };
         let sealed = key.ciphers[purpose as usize].encrypt(&XNonce::from(nonce), payload).unwrap_or_default();
         let mut handle = String::with_capacity(key.id.len() + 1 + (NONCE_BYTES + sealed.len()) * 4 / 3 + 4);
@@ -181,7 +208,8 @@ impl KeyRing {
 
     /// The same of a handle that was sealed for a place.
     pub fn open_for(&self, purpose: Purpose, place: &str, handle: &str) -> Option<Vec<u8>> {
-        let limit = if purpose == Purpose::RequestState { MAX_STATE_BYTES } else { MAX_HANDLE_BYTES };
+        let is_large = matches!(purpose, Purpose::RequestState | Purpose::Task);
+        let limit = if is_large { MAX_STATE_BYTES } else { MAX_HANDLE_BYTES };
         if handle.len() > limit {
             return None;
         }
@@ -227,6 +255,20 @@ mod tests {
             assert_eq!(ring.open_for(Purpose::Vault, place, &handle), None, "{place}");
         }
         assert_eq!(ring.sealing(), "a");
+    }
+
+    #[test]
+    fn what_is_to_be_compared_is_sealed_the_same_each_time_and_alike_for_nothing_else() {
+        let ring = KeyRing::new(&[key("a", 1)]).unwrap();
+        let same = |place: &str, plain: &str| ring.seal_same(Purpose::Task, place, plain.as_bytes());
+        assert_eq!(same("ann", "7"), same("ann", "7"));
+        assert_eq!(ring.open_for(Purpose::Task, "ann", &same("ann", "7")).unwrap(), b"7");
+        assert_eq!(ring.open_for(Purpose::Task, "bob", &same("ann", "7")), None);
+        let nonce = |handle: &str| handle[..2 + NONCE_BYTES * 4 / 3].to_owned();
+        let all = [same("ann", "7"), same("ann", "8"), same("an", "n7"), same("bob", "7"), same("", "ann7")];
+        for (n, one) in all.iter().enumerate() {
+            assert!(all[n + 1..].iter().all(|other| nonce(one) != nonce(other)), "{n}");
+        }
     }
 
     #[test]

@@ -13,13 +13,15 @@ use bytes::Bytes;
 use chrono::Utc;
 use drawbridge_auth::challenge::Denial;
 use drawbridge_auth::identity::{Credential, Identity};
+use drawbridge_auth::policy::{Facts, Rules};
 use drawbridge_auth::resource::Origin;
 use drawbridge_auth::revoking::Watch;
 use drawbridge_auth::scope;
 use drawbridge_auth::verifier::{Refused, Verifier};
 use drawbridge_core::fault::whole_seconds;
-use drawbridge_core::{Principal, request};
-use drawbridge_wire::message::Incoming;
+use drawbridge_core::rights::Rights;
+use drawbridge_core::{Endpoint, Principal, request};
+use drawbridge_wire::message::{Field, Incoming};
 use drawbridge_wire::{Kind, Message, json, method};
 use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
 use http_body::Frame;
@@ -74,21 +76,36 @@ impl Caller {
         })
     }
 
-    /// Whether all of these messages are allowed to it.
-    pub(crate) fn may(&self, incoming: &Incoming) -> Result<(), Kept> {
-        match incoming {
-            Incoming::One(message) => self.may_send(message),
-            Incoming::Batch(messages) => {
-                messages.iter().flatten().try_for_each(|message| self.may_send(message))
-            }
-        }
+    /// What it may at the endpoint of this name, by these rules. `discovery` is where clients find out how to get more.
+    pub(crate) fn rights(
+        &self,
+        rules: &Arc<Rules>,
+        (endpoint, display_name): (Option<&str>, &str),
+        address: Option<IpAddr>,
+        headers: &HeaderMap,
+        discovery: Option<&Origin>,
+    ) -> Option<Arc<dyn Rights>> {
+        let identity = self.identity.as_ref()?;
+        let challenge = wants_challenges_in_results(&identity.client, headers)
+            .then(|| Denial::Scope(scope::WRITE).challenge(discovery.map(|origin| (origin, endpoint))));
+        Some(Arc::new(rules.allow(Facts::of(identity, display_name, address, challenge))))
     }
 
-    /// Whether this message is allowed to it.
-    pub(crate) fn may_send(&self, message: &Message) -> Result<(), Kept> {
-        let needed = needed_for(message);
-        let may = self.identity.as_ref().is_none_or(|identity| identity.scopes.allow(needed));
-        if may { Ok(()) } else { Err(Kept::Out(Denial::Scope(needed))) }
+    /// The scope that it lacks for one of these messages, as far as that is known before they are sent on.
+    pub(crate) fn lacks(
+        rights: &Arc<dyn Rights>,
+        endpoint: &Endpoint,
+        incoming: &Incoming,
+    ) -> Option<&'static str> {
+        let rights = endpoint.here(Some(rights.clone()))?;
+        let lacks = |message: &Message| {
+            let is_call = message.kind() == Kind::Request && message.method() == method::TOOLS_CALL;
+            endpoint.lacks(&*rights, &message.text(Field::Name).filter(|_| is_call)?)
+        };
+        match incoming {
+            Incoming::One(message) => lacks(message),
+            Incoming::Batch(messages) => messages.iter().flatten().find_map(lacks),
+        }
     }
 
     /// The caller of a gateway that asks nobody who they are.
@@ -211,13 +228,12 @@ fn bearer(headers: &HeaderMap) -> Result<&str, Denial> {
     Ok(token.trim_matches(' '))
 }
 
-/// The scope that a message needs.
-fn needed_for(message: &Message) -> &'static str {
-    if message.kind() == Kind::Request && message.method() == method::TOOLS_CALL {
-        scope::WRITE
-    } else {
-        scope::READ
-    }
+/// Whether a host looks for challenges in results, and takes one in HTTP for a login that failed: ChatGPT does.
+fn wants_challenges_in_results(client: &str, headers: &HeaderMap) -> bool {
+    let agent = headers.get(header::USER_AGENT).and_then(|agent| agent.to_str().ok()).unwrap_or_default();
+    agent.starts_with("openai-mcp")
+        || url::Url::parse(client)
+            .is_ok_and(|url| url.scheme() == "https" && url.host_str() == Some("chatgpt.com"))
 }
 
 pin_project! {

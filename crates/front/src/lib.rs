@@ -34,6 +34,7 @@ use drawbridge_core::event_log::{EventRing, SessionKey};
 use drawbridge_core::fault::Bounded;
 use drawbridge_core::fleet::Peers;
 use drawbridge_core::metrics::{Era, Gauges, Metrics};
+use drawbridge_core::rights::Rights;
 use drawbridge_core::seal::KeyRing;
 use drawbridge_core::state::WithFallback;
 use drawbridge_core::trace::{Context, Incoming, Tracer};
@@ -154,6 +155,9 @@ impl Front {
     pub fn apply(&self, options: FrontOptions, endpoints: Vec<Arc<Endpoint>>) {
         let inner = &self.0;
         inner.legacy.limit(&options);
+        if let Some(gate) = &inner.gate {
+            gate.verifier.set_needs_users(options.rules.need_users());
+        }
         let new = Arc::new(Live::new(options, endpoints));
         let old = inner.live.swap(new.clone());
         for (name, endpoint) in &old.endpoints {
@@ -288,6 +292,28 @@ impl Inner {
         self.live().endpoints.get(name).cloned()
     }
 
+    /// What a caller may whose request came to another instance.
+    pub(crate) fn rights_carried(&self, carried: &str) -> Option<Arc<dyn Rights>> {
+        Some(Arc::new(self.live().options.rules.allow_carried(carried)?))
+    }
+
+    /// Tells a caller who lacks a scope for what it sends how to get that, in the way of HTTP: not more often than once a
+    /// minute, so that no host asks its user again and again for what the user doesn't give.
+    pub(crate) async fn challenge(
+        &self,
+        caller: &Caller,
+        endpoint: &Endpoint,
+        incoming: &drawbridge_wire::message::Incoming,
+    ) -> Option<Kept> {
+        let rights = request::rights()?;
+        let scope = Caller::lacks(&rights, endpoint, incoming)?;
+        if rights.challenge(scope).is_some() {
+            return None;
+        }
+        let key = format!("challenge:{}:{scope}", caller.token_key()?);
+        self.limiting.may_challenge(&key).await.then_some(Kept::Out(Denial::Scope(scope)))
+    }
+
     fn admit(self: &Arc<Self>) -> Result<Admitted, Fault> {
         let admitted = Admitted(self.clone());
         let limit = self.live().options.most_in_flight(self.streams.count());
@@ -354,11 +380,11 @@ impl Inner {
         };
         self.metrics.credentials.accepted.inc();
         head.headers.remove(http_header::AUTHORIZATION);
+        let name = (route.endpoint.as_deref(), endpoint.display_name());
+        let rules = self.live().options.rules.clone();
+        let rights = caller.rights(&rules, name, address, &head.headers, gate.discovery.as_ref());
         let work = self.route(&route, &endpoint, &head, &caller, plan, body);
-        let response = match caller.shown() {
-            Some(shown) => request::of(shown, work).await?,
-            None => work.await?,
-        };
+        let response = request::of(caller.shown(), rights, work).await?;
         Ok(gate.guard(&caller, response))
     }
 
@@ -416,7 +442,7 @@ impl Inner {
                 return Ok(response);
             }
         };
-        if let Err(kept) = caller.may(&incoming) {
+        if let Some(kept) = self.challenge(caller, endpoint, &incoming).await {
             let response = self.turn_away(&kept, route.endpoint.as_deref());
             record::turned_away(endpoint, era, &incoming, response.status());
             return Ok(response);

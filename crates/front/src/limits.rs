@@ -11,7 +11,7 @@ use std::time::Duration;
 use drawbridge_core::Fault;
 use drawbridge_core::glob::Glob;
 use drawbridge_core::metrics::{LimitKind, Limits as Counted};
-use drawbridge_core::state::{Quota, Take, Taken, WithFallback};
+use drawbridge_core::state::{Quota, Take, Taken, Verdict, WithFallback};
 use drawbridge_wire::message::{Field, Incoming};
 use drawbridge_wire::{Kind, Message, header, method};
 use http::HeaderMap;
@@ -21,6 +21,8 @@ use tokio::time::Instant;
 use crate::gate::Caller;
 use crate::reply;
 
+/// How often a caller is told that it lacks a scope.
+const CHALLENGE_EVERY: Duration = Duration::from_secs(60);
 /// So many keys that were refused are remembered.
 const MAX_REFUSED: usize = 10_000;
 
@@ -222,6 +224,12 @@ impl Limiting {
                 Some((place, too_often))
             })
             .collect())
+    }
+
+    /// Whether a caller may be told again that it lacks a scope.
+    pub(crate) async fn may_challenge(&self, key: &str) -> bool {
+        let quota = Quota { interval: CHALLENGE_EVERY, burst: 1 };
+        matches!(self.limiter.take(key, quota).await, Verdict::Allowed { .. })
     }
 
     async fn ask(&self, groups: &[Vec<Take>], counted: &Counted) -> Vec<Taken> {

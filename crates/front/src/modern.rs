@@ -55,8 +55,7 @@ impl Conversing for Sessionless {
     }
 
     fn conversation(&self, index: usize) -> Arc<dyn Conversation> {
-        let client = self.endpoint.towards_backends(&self.client);
-        self.endpoint.backends()[index].clone().open(&client, Scope::Profile, None)
+        self.endpoint.backends()[index].clone().open(&self.client, Scope::Profile, None)
     }
 }
 

@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use drawbridge_auth::policy::Rules;
+
 use crate::limits::Limits;
 
 /// What the configuration says about the public face.
@@ -42,6 +44,8 @@ pub struct FrontOptions {
     pub loopback_origins: bool,
     /// How often requests and calls may come.
     pub limits: Arc<Limits>,
+    /// What callers may, beyond what their credentials say.
+    pub rules: Arc<Rules>,
     /// Networks of proxies that may say where a request has come from.
     pub trusted_proxies: Vec<ipnet::IpNet>,
 }
@@ -67,6 +71,7 @@ impl Default for FrontOptions {
             on_loopback: true,
             loopback_origins: false,
             limits: Arc::default(),
+            rules: Arc::default(),
             trusted_proxies: Vec::new(),
         }
     }

@@ -18,6 +18,7 @@ use async_trait::async_trait;
 use drawbridge_core::backend::{Scope, TakenUp, Unsolicited};
 use drawbridge_core::call::{Call, Emitter, Event, Events, forward, generate};
 use drawbridge_core::credentials::Credentials;
+use drawbridge_core::rights::Rights;
 use drawbridge_core::{Answers, Backend, BackendName, Client, Conversation, Description, Fault, Tasks};
 use drawbridge_wire::{Id, Message, method};
 use parking_lot::Mutex;
@@ -432,10 +433,10 @@ impl Conversation for Resolving {
         }
     }
 
-    async fn take_up(self: Arc<Self>, id: &Id) -> Option<TakenUp> {
+    async fn take_up(self: Arc<Self>, id: &Id, rights: Option<Arc<dyn Rights>>) -> Option<TakenUp> {
         match self.backend.era(&self.client).await.ok()? {
             Era::Modern => None,
-            legacy => self.session(&legacy).await.ok()?.take_up(id).await,
+            legacy => self.session(&legacy).await.ok()?.take_up(id, rights).await,
         }
     }
 

@@ -138,7 +138,7 @@ pub(crate) fn refuse_round(round: Round) {
             let what =
                 "the client can't be asked now: no call in flight is known to have caused this request";
             // The backend may have gone meanwhile.
-            let _ = reply.send(RpcError::new(code::METHOD_NOT_FOUND, what).to_message(Some(&id)));
+            reply.send(RpcError::new(code::METHOD_NOT_FOUND, what).to_message(Some(&id)));
         }
     }
 }
@@ -218,7 +218,7 @@ fn request(message: Message, asks: &mut OpenAsks) -> Incoming {
     let key = AskKey::next();
     let (reply, answer) = oneshot::channel();
     asks.add(id.canonical(), key);
-    let ask = Ask { key, request: message, reply: Some(reply) };
+    let ask = Ask { key, request: message, reply: Some(reply.into()) };
     let round = Round { asks: smallvec![ask], resume: Resume::Live, source: None };
     Incoming::Asked(Box::new(round), id, answer)
 }

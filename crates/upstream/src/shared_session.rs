@@ -23,7 +23,7 @@ use crate::described::{LegacyConversation, Refused, Replaceable};
 use crate::inbox::Inbox;
 use crate::legacy;
 use crate::modern;
-use crate::tasks::session::{SessionTasks, need_extension};
+use crate::tasks::session::SessionTasks;
 
 /// How long the backend may take to say whether it tells of a resource.
 const SUBSCRIBE_TIME: Duration = Duration::from_secs(10);
@@ -153,7 +153,7 @@ impl SharedSession {
     async fn listen(self: Arc<Self>, emit: &Emitter, call: &Call) -> Result<Event, Fault> {
         let wanted = Filter::of(&call.request)?;
         if !wanted.task_ids.is_empty() {
-            need_extension(&call.client)?;
+            call.client.need_tasks_extension()?;
         }
         *self.open.lock() += 1;
         let mut listening =

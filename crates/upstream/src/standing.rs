@@ -252,7 +252,7 @@ impl Standing {
     /// The end of a call: where the backend has made a task of it, that of the task, unless the client knows tasks.
     pub(crate) async fn awaited(&self, emit: &Emitter, call: &Call, event: Event) -> Event {
         match &event {
-            Event::Done(reply) if !tasks::knows_extension(&call.client) => match tasks::created(reply) {
+            Event::Done(reply) if !call.client.knows_tasks_extension() => match tasks::created(reply) {
                 Some(id) => {
                     Box::pin(tasks::drive(emit, self.hubs.caller(), &self.tasks, call, reply, &id)).await
                 }

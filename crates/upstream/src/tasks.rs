@@ -13,8 +13,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use drawbridge_core::call::{Ask, AskKey, Call, Emitter, Event, Reply, Resume, Round, Shape};
-use drawbridge_core::client::TASKS_EXTENSION;
-use drawbridge_core::{Answers, Client, Fault, Tasks, rounds};
+use drawbridge_core::{Fault, Tasks, rounds};
 use drawbridge_wire::message::Field;
 use drawbridge_wire::{Edit, Id, Message, RpcError, code, json, method};
 use futures_util::StreamExt as _;
@@ -30,12 +29,6 @@ const MIN_POLL: Duration = Duration::from_millis(50);
 const MAX_POLL: Duration = Duration::from_secs(30);
 /// How often in a row looking at a task may fail before its call does.
 const MAX_FAILURES: u32 = 5;
-
-/// Whether a client that asks by retry said that it knows the extension.
-pub(crate) fn knows_extension(client: &Client) -> bool {
-    client.answers == Answers::ByRetry
-        && json::at(&client.capabilities, &["extensions", TASKS_EXTENSION]).is_some()
-}
 
 /// The id of the task that a result of a stateless backend is instead of an answer.
 pub(crate) fn created(reply: &Reply) -> Option<String> {
@@ -157,7 +150,7 @@ pub(crate) async fn drive(
             if asked.insert(key.clone().into_owned()) {
                 let (reply, answer) = oneshot::channel();
                 let request = embedded(&key, request);
-                asks.push(Ask { key: AskKey::next(), request: request.clone(), reply: Some(reply) });
+                asks.push(Ask { key: AskKey::next(), request: request.clone(), reply: Some(reply.into()) });
                 let key = key.into_owned();
                 answers.push(async move {
                     let answer = answer.await.ok();

@@ -46,7 +46,8 @@ struct World {
 impl World {
     async fn over(database: Option<&PostgresDatabase>, more: &str) -> Self {
         let backend = backend().await;
-        let mut setup = setup(&backend).config("auth: { mode: tokens }").config(SEAL).config(more);
+        let auth = "auth: { mode: tokens, step_up: challenge }";
+        let mut setup = setup(&backend).config(auth).config(SEAL).config(more);
         if let Some(database) = database {
             setup = setup.config(&format!("database: {{ url: \"{}\" }}", database.url()));
         }

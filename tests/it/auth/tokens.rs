@@ -229,7 +229,7 @@ async fn a_caller_who_comes_too_often_is_told_when_to_come_again_and_others_are_
 
 #[tokio::test]
 async fn a_token_for_reading_lists_and_may_not_call() {
-    let world = World::one().await;
+    let world = World::with("embedded", "  step_up: challenge").await;
     let ann = world.user("ann").await;
     let (_, read) = world.token_with(&ann, &["mcp:read"], |_| ()).await;
     let client = world.client(0).bearer(read.expose());

@@ -124,7 +124,7 @@ async fn r103_rounds_follow_each_other_and_the_state_goes_back_unchanged() {
 #[tokio::test]
 async fn r104_a_url_has_an_id_for_2025_11_25_and_is_not_promised_for_2025_06_18() {
     let backend = asking().await;
-    let gateway = in_front_of(&backend, "era: modern", "").await;
+    let gateway = in_front_of(&backend, "era: modern, elicitation_hosts: [x.example]", "").await;
     let newer = session(&gateway, "2025-11-25", all()).await;
     let mut stream = call(&newer, "url").await;
     let asked = stream.message().await;

@@ -323,7 +323,8 @@ async fn an_ask_that_is_taken_back_while_its_call_is_parked_is_asked_for_no_more
 #[tokio::test]
 async fn r106_what_this_request_does_not_declare_is_refused_by_the_gateway() {
     let planned = Planned::start().await;
-    let gateway = in_front_of(&planned.backend, "era: legacy", "").await;
+    let settings = "era: legacy, elicitation_hosts: [x.example]";
+    let gateway = in_front_of(&planned.backend, settings, "").await;
     let with = |capabilities: Value| Modern::new(&gateway.client(), "/mcp", capabilities);
     let url = json!({ "mode": "url", "message": "?", "url": "https://x.example", "elicitationId": "e" });
     let tools = json!({ "messages": [], "maxTokens": 1, "tools": [] });
@@ -355,12 +356,13 @@ async fn a_retry_that_declares_less_is_not_asked_again() {
 #[tokio::test]
 async fn url_elicitations_lose_the_id_that_only_sessions_have() {
     let planned = Planned::start().await;
-    let gateway = in_front_of(&planned.backend, "era: legacy", "").await;
+    let settings = "era: legacy, elicitation_hosts: [x.example]";
+    let gateway = in_front_of(&planned.backend, settings, "").await;
     let url = json!({ "mode": "url", "message": "?", "url": "https://x.example", "elicitationId": "e" });
     let params = plan(&json!([{ "ask": 1, "params": url }, { "await": 1 }]));
     let asked = asked(&modern(&gateway).call("tools/call", params.clone()).await);
     let key = keys(&asked).remove(0);
-    let expected = json!({ "mode": "url", "message": "?", "url": "https://x.example" });
+    let expected = json!({ "mode": "url", "message": "[scripted] ?", "url": "https://x.example" });
     assert_eq!(asked["inputRequests"][key.as_str()]["params"], expected);
     let retry = retry(&params, json!({ key: { "action": "accept" } }), &asked);
     let answer = modern(&gateway).call("tools/call", retry).await;
@@ -440,12 +442,13 @@ async fn r105_an_error_that_wants_urls_opened_becomes_a_round_and_the_retry_call
         }
     })
     .await;
-    let gateway = in_front_of(&backend, "era: legacy", "").await;
+    let settings = "era: legacy, elicitation_hosts: [\"*.example\"]";
+    let gateway = in_front_of(&backend, settings, "").await;
     let params = json!({ "name": "locked", "arguments": { "first": true } });
     let asked = asked(&modern(&gateway).call("tools/call", params.clone()).await);
     assert!(asked.get("requestState").is_none(), "nothing waits: {asked}");
     let requests: Vec<_> = asked["inputRequests"].as_object().unwrap().values().collect();
-    let expected = json!({ "mode": "url", "url": "https://a.example", "message": "A" });
+    let expected = json!({ "mode": "url", "url": "https://a.example", "message": "[scripted] A" });
     assert_eq!((requests.len(), &requests[0]["params"]), (2, &expected));
     let answers = json!({ "url-1": { "action": "accept" }, "url-2": { "action": "accept" } });
     let mut again = params.clone();

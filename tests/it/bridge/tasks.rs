@@ -226,9 +226,10 @@ async fn r120_a_stateless_client_follows_the_tasks_of_a_session_in_its_own_form(
         [("done", "completed"), ("is-error", "completed"), ("fails", "failed"), ("never", "working")]
     {
         let created = modern.tool(tool, json!({})).await["result"].clone();
-        assert_eq!((&created["resultType"], &created["taskId"]), (&json!("task"), &json!(tool)), "{created}");
+        assert_eq!(created["resultType"], "task", "{created}");
+        let id = &created["taskId"];
         assert_eq!((&created["ttlMs"], &created["pollIntervalMs"]), (&json!(60000), &json!(50)));
-        let state = modern.call("tasks/get", json!({ "taskId": tool })).await["result"].clone();
+        let state = modern.call("tasks/get", json!({ "taskId": id })).await["result"].clone();
         assert_eq!((&state["resultType"], &state["status"]), (&json!("complete"), &json!(status)), "{state}");
         match tool {
             "done" => assert_eq!(state["result"]["isError"], false),
@@ -239,8 +240,9 @@ async fn r120_a_stateless_client_follows_the_tasks_of_a_session_in_its_own_form(
     }
     // R117, R118: a task that nobody knows; an end that can't be cancelled.
     assert_eq!(modern.call("tasks/get", json!({ "taskId": "unknown" })).await["error"]["code"], -32602);
+    let done = id_of(&modern, "done").await;
     assert_eq!(
-        modern.call("tasks/cancel", json!({ "taskId": "done" })).await["result"]["resultType"],
+        modern.call("tasks/cancel", json!({ "taskId": done })).await["result"]["resultType"],
         "complete"
     );
     assert_eq!(modern.tool("optional", json!({})).await["result"]["resultType"], "task");
@@ -255,17 +257,17 @@ async fn what_a_task_of_a_session_asks_is_in_the_task_and_answered_by_an_update(
     let tasks = WithTasks::start().await;
     let gateway = in_front_of(&tasks.backend, "era: legacy", "").await;
     let modern = Modern::new(&gateway.client(), "/mcp", with_extension(all()));
-    modern.tool("asks", json!({})).await;
-    let get = || modern.call("tasks/get", json!({ "taskId": "asks" }));
+    let id = id_of(&modern, "asks").await;
+    let get = || modern.call("tasks/get", json!({ "taskId": id }));
     let state = get().await["result"].clone();
     assert_eq!(state["status"], "input_required");
     let (key, request) = state["inputRequests"].as_object().unwrap().iter().next().unwrap();
     assert_eq!(*request, json!({ "method": "elicitation/create", "params": form() }));
     assert_eq!(get().await["result"]["inputRequests"], state["inputRequests"], "asked once, under one key");
-    let bad = json!({ "taskId": "asks", "inputResponses": { key: 7 } });
+    let bad = json!({ "taskId": id, "inputResponses": { key: 7 } });
     assert_eq!(modern.call("tasks/update", bad).await["error"]["code"], -32602);
     let answers = json!({ key: { "action": "decline" }, "made-up": {} });
-    let updated = modern.call("tasks/update", json!({ "taskId": "asks", "inputResponses": answers })).await;
+    let updated = modern.call("tasks/update", json!({ "taskId": id, "inputResponses": answers })).await;
     assert_eq!(updated["result"]["resultType"], "complete", "{updated}");
     eventually(PATIENCE, async || get().await["result"]["status"] == "completed").await;
     assert_eq!(get().await["result"]["result"]["content"][0]["text"], r#"{"action":"decline"}"#);
@@ -289,6 +291,11 @@ async fn r116_a_client_without_the_extension_gets_the_end_of_a_task_as_its_answe
     let key = asked["inputRequests"].as_object().unwrap().keys().next().unwrap();
     let retry = super::retry(&params, json!({ key: { "action": "cancel" } }), &asked);
     assert_eq!(text(&modern.call("tools/call", retry).await), r#"{"action":"cancel"}"#);
+}
+
+/// The id of a task that a tool becomes, as its caller knows it.
+async fn id_of(modern: &Modern, tool: &str) -> String {
+    modern.tool(tool, json!({})).await["result"]["taskId"].as_str().unwrap().to_owned()
 }
 
 /// Opens a listen for these tasks; its stream begins with the acknowledgement.
@@ -318,8 +325,9 @@ async fn r118_a_stateless_client_that_listens_to_tasks_of_a_session_is_told_how_
     });
     let gateway = in_front_of(&tasks.backend, "era: legacy", "").await;
     let modern = Modern::new(&gateway.client(), "/mcp", with_extension(all()));
-    let (mut stream, ack) = listen_to(&modern, &["done", "fails"]).await;
-    assert_eq!(ack, json!({ "taskIds": ["done", "fails"] }));
+    let (done_id, fails) = (id_of(&modern, "done").await, id_of(&modern, "fails").await);
+    let (mut stream, ack) = listen_to(&modern, &[&done_id, &fails, "done", "made-up"]).await;
+    assert_eq!(ack, json!({ "taskIds": [done_id, fails] }));
     eventually(PATIENCE, async || !streams.lock().unwrap().is_empty()).await;
     let upstream = streams.lock().unwrap()[0].clone();
     let status = |id: &str| {
@@ -334,13 +342,13 @@ async fn r118_a_stateless_client_that_listens_to_tasks_of_a_session_is_told_how_
     let done = stream.message().await;
     assert_eq!(done["method"], "notifications/tasks");
     let task = &done["params"];
-    assert_eq!((&task["taskId"], &task["status"]), (&json!("done"), &json!("completed")), "{done}");
+    assert_eq!((&task["taskId"], &task["status"]), (&json!(done_id), &json!("completed")), "{done}");
     assert_eq!((&task["result"]["isError"], &task["ttlMs"]), (&json!(false), &json!(60000)));
     assert!(task.get("resultType").is_none());
     assert!(!task["_meta"]["io.modelcontextprotocol/subscriptionId"].is_null());
     assert_eq!(stream.message().await["params"]["error"]["message"], "broken");
     let unaware = Modern::new(&gateway.client(), "/mcp", all());
-    let wanted = json!({ "notifications": { "taskIds": ["done"] } });
+    let wanted = json!({ "notifications": { "taskIds": [done_id] } });
     let refused = unaware.call("subscriptions/listen", wanted).await;
     assert_eq!(refused["error"]["code"], -32021, "{refused}");
 }
@@ -352,8 +360,12 @@ async fn a_stateless_client_hears_of_its_own_tasks_at_a_stateless_backend() {
     let backend = Backend::start(move |r| {
         let opened = opened.clone();
         async move {
-            if r.rpc() != "subscriptions/listen" {
-                return modern(&r);
+            match r.rpc() {
+                "subscriptions/listen" => {}
+                "tools/call" => {
+                    return Reply::result(&r, json!({ "resultType": "task", "taskId": r.name() }));
+                }
+                _ => return modern(&r),
             }
             let (reply, stream) = Reply::stream();
             let params = json!({ "notifications": r.body["params"]["notifications"], "_meta": {} });
@@ -366,9 +378,10 @@ async fn a_stateless_client_hears_of_its_own_tasks_at_a_stateless_backend() {
     .await;
     let gateway = in_front_of(&backend, "era: modern", "").await;
     let client = Modern::new(&gateway.client(), "/mcp", with_extension(all()));
-    let (mut one, ack) = listen_to(&client, &["t1"]).await;
-    assert_eq!(ack, json!({ "taskIds": ["t1"] }));
-    let (mut other, _) = listen_to(&client, &["t2"]).await;
+    let (first, second) = (id_of(&client, "t1").await, id_of(&client, "t2").await);
+    let (mut one, ack) = listen_to(&client, &[&first]).await;
+    assert_eq!(ack, json!({ "taskIds": [first] }));
+    let (mut other, _) = listen_to(&client, &[&second]).await;
     eventually(PATIENCE, async || {
         let asked = backend.requests_of("subscriptions/listen").pop().unwrap();
         asked.body["params"]["notifications"] == json!({ "taskIds": ["t1", "t2"] })
@@ -379,6 +392,6 @@ async fn a_stateless_client_hears_of_its_own_tasks_at_a_stateless_backend() {
         let params = json!({ "taskId": id, "status": "working" });
         upstream.event(&json!({ "jsonrpc": "2.0", "method": "notifications/tasks", "params": params })).await;
     }
-    assert_eq!(one.message().await["params"]["taskId"], "t1");
-    assert_eq!(other.message().await["params"]["taskId"], "t2");
+    assert_eq!(one.message().await["params"]["taskId"], first);
+    assert_eq!(other.message().await["params"]["taskId"], second);
 }

@@ -201,8 +201,7 @@ async fn r098_a_merged_list_is_made_of_kept_pages_and_says_the_least_of_them() {
         assert_eq!(*last.get_or_insert(result["tools"].clone()), result["tools"]);
     }
     assert_eq!((one.calls("tools/list").len(), two.calls("tools/list").len()), (1, 1));
-    // The path of the backend alone shares what is kept. Only clients of merged paths can't handle tasks, which none
-    // of these can.
+    // The path of the backend alone shares what is kept.
     Modern::new(&gateway.client(), "/mcp/one", json!({})).call("tools/list", json!({})).await;
     assert_eq!(one.calls("tools/list").len(), 1);
 }

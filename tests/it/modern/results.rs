@@ -331,10 +331,15 @@ async fn r116_r119_tasks_are_between_client_and_backend_only_where_both_said_so(
     assert_eq!(plain.tool("x", json!({})).await["result"]["resultType"], "complete");
     let created = with.tool("x", json!({})).await;
     assert_eq!(created["result"]["resultType"], "task", "{created}");
+    let id = created["result"]["taskId"].as_str().unwrap();
+    assert_ne!(id, "tk1", "it is the caller's alone");
     let get = |id: &str| json!({ "taskId": id });
-    assert_eq!(with.call("tasks/get", get("tk1")).await["result"]["status"], "working");
-    assert_eq!(code(&with.call("tasks/get", get("other")).await), -32602);
-    let refused = plain.request("tasks/get", get("tk1")).await;
+    assert_eq!(with.call("tasks/get", get(id)).await["result"]["taskId"], id);
+    assert_eq!(with.call("tasks/get", get(id)).await["result"]["status"], "working");
+    for other in ["other", "tk1"] {
+        assert_eq!(code(&with.call("tasks/get", get(other)).await), -32602);
+    }
+    let refused = plain.request("tasks/get", get(id)).await;
     assert_eq!(refused.status(), 400);
     let refused = refused.json().await;
     assert_eq!(code(&refused), -32021);
@@ -349,11 +354,14 @@ async fn r116_r119_tasks_are_between_client_and_backend_only_where_both_said_so(
 
 #[tokio::test]
 async fn r058_the_task_header_is_checked() {
-    let backend = Backend::modern(json!({}), |_| Does::result(&json!({ "taskId": "tk1" }))).await;
+    let task = json!({ "resultType": "task", "taskId": "tk1" });
+    let backend = Backend::modern(json!({ "tools": {} }), move |_| Does::result(&task)).await;
     let gateway = Gateway::setup().url("it", &backend.url, "modern").start().await;
-    let modern = gateway.modern();
+    let extension = json!({ "extensions": { "io.modelcontextprotocol/tasks": {} } });
+    let modern = Modern::new(&gateway.client(), "/mcp", extension);
+    let id = modern.tool("x", json!({})).await["result"]["taskId"].clone();
     for method in ["tasks/get", "tasks/update", "tasks/cancel"] {
-        let body = modern.body(method, json!({ "taskId": "tk1" }));
+        let body = modern.body(method, json!({ "taskId": id }));
         for header in ["", "tk2"] {
             let reply = modern.post_with(&body, &[("mcp-name", header)]).await;
             assert_eq!(reply.status(), 400, "{method} {header:?}");

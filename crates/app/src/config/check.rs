@@ -8,6 +8,7 @@ mod backend;
 mod backend_auth;
 mod endpoint;
 mod outbound;
+mod policies;
 mod public;
 mod rate;
 mod redis;
@@ -186,6 +187,7 @@ pub(super) fn file(checker: &mut Checker<'_>, file: raw::File) -> (Config, BTree
         }
     }
     backend_auth::all(checker, &config);
+    config.policies = policies::policies(checker, file.policies, config.auth.mode);
     (config, file.endpoints.unwrap_or_default())
 }
 

@@ -8,14 +8,16 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use drawbridge_auth::policy::Rule;
 use drawbridge_core::glob::Glob;
+use drawbridge_core::rights::Selection;
 use drawbridge_redis::{EventLimits, RedisOptions, ServerUrl};
 use ipnet::IpNet;
 use url::Url;
 
 use super::raw::{
-    AuthMode, ClientAuth, Era, LogFormat, OtlpProtocol, RegistrationPolicy, SessionScope, SubjectToken,
-    Transport,
+    AuthMode, ClientAuth, Era, LogFormat, OtlpProtocol, RegistrationPolicy, SessionScope, StepUp,
+    SubjectToken, Transport,
 };
 use super::secret::{self, SealKey, Secret};
 
@@ -59,6 +61,8 @@ pub struct Config {
     pub backends: BTreeMap<String, Backend>,
     /// Named endpoints, by name.
     pub endpoints: BTreeMap<String, Endpoint>,
+    /// Who may what; `None`: everybody everything that their scopes allow.
+    pub policies: Option<Vec<Rule>>,
 }
 
 impl Default for Config {
@@ -81,6 +85,7 @@ impl Default for Config {
             outbound: Outbound::default(),
             backends: BTreeMap::new(),
             endpoints: BTreeMap::new(),
+            policies: None,
         }
     }
 }
@@ -253,6 +258,8 @@ pub struct Auth {
     pub login: Option<Login>,
     /// Who may ask about tokens: ids and secrets.
     pub introspection_clients: Vec<(String, Secret)>,
+    /// What is done about a tool for which a caller lacks a scope.
+    pub step_up: StepUp,
     /// Whose tokens are accepted in the mode `external`.
     pub external: Vec<External>,
 }
@@ -274,6 +281,8 @@ pub struct External {
     pub client_ids: Vec<String>,
     /// For how long a token of it may be good at most.
     pub max_lifetime: Duration,
+    /// The claim with the groups of a subject.
+    pub groups_claim: String,
     /// How to ask it about tokens that are no JSON Web Tokens.
     pub introspection: Option<Introspection>,
 }
@@ -305,6 +314,7 @@ impl Default for Auth {
             redirect_uris: Vec::new(),
             login: None,
             introspection_clients: Vec::new(),
+            step_up: StepUp::default(),
             external: Vec::new(),
         }
     }
@@ -539,6 +549,12 @@ pub struct Backend {
     pub cache: bool,
     /// How long lists may be kept where it does not say; 0: not at all.
     pub list_ttl: Duration,
+    /// Tools that change nothing.
+    pub read_tools: Vec<Glob>,
+    /// Whether tools that say so of themselves are believed.
+    pub trust_annotations: bool,
+    /// Hosts of the pages that it may have users open, besides its own.
+    pub elicitation_hosts: Vec<Glob>,
 }
 
 impl Backend {
@@ -565,6 +581,9 @@ impl Backend {
             list_timeout: Duration::from_secs(5),
             cache: true,
             list_ttl: Duration::ZERO,
+            read_tools: Vec::new(),
+            trust_annotations: false,
+            elicitation_hosts: Vec::new(),
         }
     }
 }
@@ -781,4 +800,6 @@ impl fmt::Debug for StdioBackend {
 pub struct Endpoint {
     /// Names of its backends, each known, none twice, at least one.
     pub backends: Vec<String>,
+    /// What it has of what they have.
+    pub selection: Selection,
 }

@@ -3,15 +3,18 @@
 //! The published JSON Schema is generated from these types, so a doc comment here is what an editor
 //! shows to the operator.
 
+mod policies;
+
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::num::{NonZeroU32, NonZeroUsize};
 use std::path::PathBuf;
 
 use schemars::JsonSchema;
-use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 
+pub use self::policies::StepUp;
+pub(super) use self::policies::{CallerKind, Patterns, Policy, When};
 use super::value::{ByteSize, Retention, SecretSource, Span};
 
 /// The configuration of a Drawbridge gateway.
@@ -56,6 +59,9 @@ pub(super) struct File {
     /// Paths `/mcp/{name}` in front of chosen backends, by name.
     #[schemars(extend("propertyNames" = { "pattern": "^[a-z0-9-]{1,32}$", "not": { "enum": ["sse", "messages"] } }))]
     pub(super) endpoints: Option<BTreeMap<String, Endpoint>>,
+    /// Who may what at backends. One that denies wins; where there are policies, what none allows is denied. Without this
+    /// key everybody may everything that their scopes allow.
+    pub(super) policies: Option<Vec<Policy>>,
 }
 
 /// The listener for MCP clients.
@@ -190,6 +196,8 @@ pub(super) struct Auth {
     pub(super) login: Option<Login>,
     /// Services that may ask about tokens at `/introspect` (RFC 7662), in the mode `embedded`.
     pub(super) introspection_clients: Option<Vec<IntrospectionClient>>,
+    /// What is done about a tool for which a caller lacks a scope; default `hide`.
+    pub(super) step_up: Option<StepUp>,
     /// Whose tokens are accepted in the mode `external`; clients are sent to the first.
     pub(super) external: Option<Vec<External>>,
 }
@@ -212,6 +220,8 @@ pub(super) struct External {
     pub(super) client_ids: Option<Vec<String>>,
     /// For how long a token of it may be good at most; default `24h`.
     pub(super) max_lifetime: Option<Span>,
+    /// The claim with the groups of a subject; default `groups`.
+    pub(super) groups_claim: Option<String>,
     /// How to ask it about tokens that are no JSON Web Tokens; without it these are not accepted.
     pub(super) introspection: Option<Introspection>,
 }
@@ -581,6 +591,12 @@ pub(super) struct Backend {
     /// How long stateless clients, and the gateway for them, may keep lists for which the backend does not say it, a
     /// day at most; default `0s`.
     pub(super) list_ttl: Option<Span>,
+    /// Tools that change nothing, so that `mcp:read` is enough to call them; `*` is any text.
+    pub(super) read_tools: Option<Vec<String>>,
+    /// Whether tools that say so of themselves (`readOnlyHint`) are believed; default false.
+    pub(super) trust_annotations: Option<bool>,
+    /// Hosts of the pages that it may have users open (URL elicitation), besides its own; `*` is any text.
+    pub(super) elicitation_hosts: Option<Vec<String>>,
 }
 
 /// What the gateway proves itself to a backend with.
@@ -722,7 +738,10 @@ pub(super) struct Endpoint {
     /// The backends behind it, in the order of their lists.
     #[schemars(length(min = 1))]
     pub(super) backends: Vec<String>,
-    /// Belongs to a later release; read only to say so.
-    #[schemars(skip)]
-    pub(super) tools: Option<IgnoredAny>,
+    /// Which tools it has, as clients know them; default all.
+    pub(super) tools: Option<Patterns>,
+    /// Which prompts.
+    pub(super) prompts: Option<Patterns>,
+    /// Which resources, by their URIs.
+    pub(super) resources: Option<Patterns>,
 }

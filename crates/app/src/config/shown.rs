@@ -5,6 +5,7 @@
 
 mod auth;
 mod backend;
+mod policies;
 mod source;
 
 use std::collections::BTreeMap;
@@ -21,6 +22,7 @@ use super::model::{
     Admin, Audit, Config, Drain, Endpoint, Limits, Log, Otlp, Outbound, Password, Proxy, Public, Rate, Redis,
     Streams, ToolRate,
 };
+
 use super::secret::Secret;
 
 /// All values of a configuration, by the keys that a file has for them.
@@ -43,6 +45,7 @@ pub(in crate::config) fn shown(config: &Config) -> Vec<(String, Value)> {
         outbound,
         backends,
         endpoints,
+        policies,
     } = config;
     let mut sheet = Sheet::default();
     sheet.put("instance_id", instance_id);
@@ -73,8 +76,13 @@ pub(in crate::config) fn shown(config: &Config) -> Vec<(String, Value)> {
     for (name, one) in backends {
         backend::backend(&mut sheet, &format!("backends.{name}"), one);
     }
-    for (name, Endpoint { backends }) in endpoints {
+    for (name, Endpoint { backends, selection }) in endpoints {
         sheet.put(&format!("endpoints.{name}.backends"), backends);
+        policies::selection(&mut sheet, &format!("endpoints.{name}"), selection);
+    }
+    match policies {
+        Some(rules) => policies::rules(&mut sheet, rules),
+        None => sheet.put("policies", Value::Null),
     }
     sheet.0
 }

@@ -39,6 +39,8 @@ impl List {
         address: "uriTemplate",
         noun: "resource template",
     };
+    pub(super) const TASKS: Self =
+        Self { method: method::TASKS_LIST, entries: "tasks", address: "taskId", noun: "task" };
 }
 
 /// One page of one backend.
@@ -164,7 +166,7 @@ fn hints(reply: &Reply) -> Option<(u64, bool)> {
 }
 
 /// Waits for the terminal event of a call whose other events interest nobody.
-pub(super) async fn last_event(mut events: Events, backend: &BackendName, limit: Duration) -> Event {
+pub(crate) async fn last_event(mut events: Events, backend: &BackendName, limit: Duration) -> Event {
     let last = async {
         while let Some(event) = events.next().await {
             if event.is_terminal() {
@@ -187,6 +189,7 @@ fn expose(aggregate: &Aggregate, list: List, backend: usize, entry: &[u8]) -> Op
             aggregate.aliases(list).note(&exposed, &address);
             return Some(exposed);
         }
+        "taskId" => return Some(address.into_owned()),
         "uri" => aggregate.owners.note(&address, backend),
         _ => aggregate.owners.note_template(&address, backend),
     };

@@ -108,7 +108,7 @@ async fn ask(endpoint: &Arc<Endpoint>, method: &str, params: &str) -> serde_json
     let request = Message::request(&Id::from_number(1), method, params.as_bytes());
     let call = Call::new(request, client);
     let name = BackendName::parse("test").unwrap();
-    let last = lists::last_event(endpoint.call(&who, call), &name, Duration::from_secs(10));
+    let last = last_event(endpoint.call(&who, call), &name, Duration::from_secs(10));
     match last.await {
         Event::Done(reply) => serde_json::from_slice(reply.message.bytes()).unwrap(),
         Event::Fail(fault) => serde_json::json!({ "fault": fault.to_string() }),
@@ -202,5 +202,7 @@ async fn a_resource_is_found_by_its_template_or_by_asking() {
 #[tokio::test(start_paused = true)]
 async fn methods_that_name_no_backend_are_not_found() {
     let endpoint = endpoint(&[("small", small), ("paged", paged)]);
-    assert_eq!(ask(&endpoint, "tasks/get", "{}").await["fault"], "method not found: tasks/get");
+    assert_eq!(ask(&endpoint, "a/method", "{}").await["fault"], "method not found: a/method");
+    // Nobody has such a task.
+    assert_eq!(ask(&endpoint, "tasks/get", r#"{"taskId":"7"}"#).await["fault"], "unknown task");
 }

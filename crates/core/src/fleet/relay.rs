@@ -16,7 +16,9 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
 
 use super::peers::{Channel, Peers};
-use crate::call::{Ask, AskKey, Call, Event, Events, Reply, Resume, Round, Shape, forward, generate};
+use crate::call::{
+    Answering, Ask, AskKey, Call, Event, Events, Reply, Resume, Round, Shape, forward, generate,
+};
 use crate::client::{Answers, Client, Principal};
 use crate::fault::Fault;
 use crate::state::{InstanceId, NotSent};
@@ -203,7 +205,7 @@ pub async fn serve(channel: Channel, events: Events) {
 
 /// The same of what comes outside of calls, which is nothing to wait for.
 pub async fn tell(mut channel: Channel, mut events: Events) {
-    let mut asks: HashMap<u64, oneshot::Sender<Message>> = HashMap::new();
+    let mut asks: HashMap<u64, Answering> = HashMap::new();
     loop {
         tokio::select! {
             event = events.next() => {
@@ -240,7 +242,7 @@ pub async fn tell(mut channel: Channel, mut events: Events) {
                     Some((Header::Answer(key), message)) => {
                         if let Some((reply, message)) = asks.remove(&key).zip(Message::parse(message).ok()) {
                             // The call may have ended meanwhile.
-                            let _ = reply.send(message);
+                            reply.send(message);
                         }
                     }
                     Some((Header::NoAnswer(key), _)) => drop(asks.remove(&key)),
@@ -319,7 +321,7 @@ pub fn receive(channel: Channel, lost: impl FnOnce(Lost) -> Event + Send + 'stat
                     }
                     for (ask, (theirs, _)) in round.asks.iter_mut().zip(&asked.asks) {
                         let (reply, answer) = oneshot::channel();
-                        ask.reply = Some(reply);
+                        ask.reply = Some(reply.into());
                         keys.insert(*theirs, ask.key);
                         let theirs = *theirs;
                         answers.push(async move { (theirs, answer.await.ok()) });
@@ -418,7 +420,11 @@ mod tests {
             emit.emit(Event::Paused(Duration::from_millis(5))).await;
             emit.emit(Event::Notify(message(NOTE))).await;
             let (reply, answer) = oneshot::channel();
-            let ask = |reply| Ask { key: AskKey::next(), request: message(ASK), reply: Some(reply) };
+            let ask = |reply: oneshot::Sender<Message>| Ask {
+                key: AskKey::next(),
+                request: message(ASK),
+                reply: Some(reply.into()),
+            };
             let round = |reply| Round {
                 asks: [ask(reply)].into_iter().collect(),
                 resume: Resume::Live,
@@ -441,7 +447,7 @@ mod tests {
         let Some(Event::Asks(mut round)) = events.next().await else { panic!() };
         assert_eq!(round.asks[0].request.bytes(), ASK);
         let answer = Message::result(&Id::from_text("x"), b"{}");
-        round.asks[0].reply.take().unwrap().send(answer.clone()).unwrap();
+        assert!(round.asks[0].reply.take().unwrap().send(answer.clone()));
         let Some(Event::Asks(second)) = events.next().await else { panic!() };
         drop(second);
         let Some(Event::Done(reply)) = events.next().await else { panic!() };

@@ -163,7 +163,7 @@ impl World {
         let (number, key) = (self.asks.len(), AskKey::next());
         let request = Message::request(&Id::from_number(number as u64), KINDS[kind], b"{}");
         self.asks.push(Asked { kind, key, fate: Fate::Open, reply: Some(answer) });
-        (number, Ask { key, request, reply: Some(reply) })
+        (number, Ask { key, request, reply: Some(reply.into()) })
     }
 
     /// What the backend of the attempt `at` does next; a terminal event is its last.

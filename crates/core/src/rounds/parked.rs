@@ -41,12 +41,15 @@ pub const RETRY: &str = "retry";
 struct RetryFrame {
     endpoint: String,
     call: CallFrame,
+    /// What its caller may.
+    #[serde(default)]
+    rights: Option<String>,
 }
 
-/// The endpoint and the call that the opening of a [`RETRY`] channel names.
-pub fn retry_of(opening: &Bytes) -> Option<(String, Call)> {
+/// The endpoint and the call that the opening of a [`RETRY`] channel names, and what its caller may.
+pub fn retry_of(opening: &Bytes) -> Option<(String, Call, Option<String>)> {
     let (header, request) = relay::unframe::<RetryFrame>(opening)?;
-    Some((header.endpoint, header.call.read(request)?))
+    Some((header.endpoint, header.call.read(request)?, header.rights))
 }
 
 /// The answers of a retry, by key.
@@ -157,7 +160,8 @@ impl Rounds {
                     call.request = Edit::new(&call.request).set(Field::RequestState, inner).into_message();
                 }
                 Ok(Continues::Parked(instance, _)) if instance != *self.peers.instance() => {
-                    let header = RetryFrame { endpoint: endpoint.label(), call: (&call).into() };
+                    let rights = call.rights.as_ref().and_then(|rights| rights.carried());
+                    let header = RetryFrame { endpoint: endpoint.label(), call: (&call).into(), rights };
                     let body = frame(&header, call.request.bytes());
                     return relay::open(self.peers.clone(), instance, RETRY, body, state::expired());
                 }

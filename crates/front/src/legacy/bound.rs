@@ -17,8 +17,6 @@ type Conversations = SmallVec<[(usize, Arc<dyn Conversation>); 1]>;
 pub(super) struct Bound {
     pub(super) endpoint: Arc<Endpoint>,
     client: Arc<Client>,
-    /// The client as backends see it.
-    towards: Arc<Client>,
     key: SessionKey,
     session: Weak<Session>,
     conversations: Mutex<Conversations>,
@@ -39,8 +37,7 @@ impl Bound {
         key: SessionKey,
         session: Weak<Session>,
     ) -> Self {
-        let (towards, conversations) = (endpoint.towards_backends(&client), Mutex::default());
-        Self { endpoint, client, towards, key, session, conversations, left: Mutex::new(None) }
+        Self { endpoint, client, key, session, conversations: Mutex::default(), left: Mutex::new(None) }
     }
 
     /// All conversations that were begun.
@@ -68,7 +65,7 @@ impl Bound {
         for (index, conversation) in &*self.conversations.lock() {
             let backend = &self.endpoint.backends()[*index];
             let place = endpoint.backends().iter().position(|other| Arc::ptr_eq(other, backend));
-            match place.filter(|_| next.towards.capabilities == self.towards.capabilities) {
+            match place {
                 Some(place) => {
                     left.taken.push(*index);
                     taken.push((place, conversation.clone()));
@@ -114,7 +111,7 @@ impl Conversing for Bound {
         }
         let sink: Weak<dyn Unsolicited> = self.session.clone();
         let backend = self.endpoint.backends()[index].clone();
-        let conversation = backend.open(&self.towards, Scope::Session(self.key), Some(sink));
+        let conversation = backend.open(&self.client, Scope::Session(self.key), Some(sink));
         conversations.push((index, conversation.clone()));
         conversation
     }

@@ -16,7 +16,7 @@ use drawbridge_core::fleet::relay::{frame, serve, unframe};
 use drawbridge_core::fleet::{Channel, Service};
 use drawbridge_core::rounds::{RETRY, retry_of};
 use drawbridge_core::state::{Bus, Heard, InstanceId, NotSent};
-use drawbridge_core::{AskKey, Conversing, Endpoint, Fault};
+use drawbridge_core::{AskKey, Conversing, Endpoint, Fault, request};
 use drawbridge_wire::{Id, Message};
 use futures_util::StreamExt as _;
 use serde::{Deserialize, Serialize};
@@ -68,6 +68,9 @@ struct PostFrame {
     endpoint: String,
     principal: String,
     connection: String,
+    /// What its caller may.
+    #[serde(default)]
+    rights: Option<String>,
     /// It is the answer to a message that comes too often.
     #[serde(default)]
     is_answer: bool,
@@ -126,7 +129,9 @@ pub(super) async fn pass_post(
         Posted::Message(text) => (text, false),
         Posted::Answer(text) => (text, true),
     };
-    let header = PostFrame { endpoint: name, principal, connection: connection.to_owned(), is_answer };
+    let rights = request::rights().and_then(|rights| rights.carried());
+    let header =
+        PostFrame { endpoint: name, principal, connection: connection.to_owned(), rights, is_answer };
     match inner.peers.request(to, POST, frame(&header, text), PEER_TIME).await {
         Ok(answer) => match unframe::<PostedFrame>(&answer) {
             Some((posted, _)) if posted.status == 202 => Ok(()),
@@ -313,13 +318,16 @@ async fn resume(inner: &Inner, opening: &Bytes, mut channel: Channel) {
 async fn post(inner: &Arc<Inner>, opening: Bytes, channel: &Channel) {
     let Some((to, text)) = unframe::<PostFrame>(&opening) else { return };
     let posted = if to.is_answer { Posted::Answer(text) } else { Posted::Message(text) };
-    let status = super::sse::take_passed(inner, &to.endpoint, &to.principal, &to.connection, posted);
+    let rights = to.rights.as_deref().and_then(|rights| inner.rights_carried(rights));
+    let from = (&to.endpoint[..], &to.principal[..], rights);
+    let status = super::sse::take_passed(inner, from, &to.connection, posted);
     let _ = channel.send(frame(&PostedFrame { status: status.as_u16() }, b"")).await;
 }
 
 /// Goes on with a call that is parked here, and whose client came to another instance.
 async fn retry(inner: &Arc<Inner>, opening: &Bytes, channel: Channel) {
-    let Some((name, call)) = retry_of(opening) else { return };
+    let Some((name, mut call, rights)) = retry_of(opening) else { return };
+    call.rights = rights.and_then(|rights| inner.rights_carried(&rights));
     let name = Some(name).filter(|name| !name.is_empty());
     let Some(endpoint) = inner.endpoint(&name) else { return };
     let who: Arc<dyn Conversing> =

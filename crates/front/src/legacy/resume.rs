@@ -11,7 +11,7 @@ use drawbridge_core::event_log::{Page, StreamKey};
 use drawbridge_core::fleet::Channel;
 use drawbridge_core::metrics::Era;
 use drawbridge_core::state::InstanceId;
-use drawbridge_core::{Conversing as _, Fault};
+use drawbridge_core::{Conversing as _, Fault, request};
 use drawbridge_wire::{Id, Message, Payload, sse};
 use futures_util::{Stream, StreamExt as _};
 
@@ -139,7 +139,11 @@ async fn taken_up(inner: &Arc<Inner>, session: &Arc<Session>, id: &Id) -> Option
     }
     let bound = session.bound();
     for index in 0..bound.endpoint.backends().len() {
-        let Some(TakenUp { method, events }) = bound.conversation(index).take_up(id).await else { continue };
+        let Some(TakenUp { method, events }) =
+            bound.conversation(index).take_up(id, bound.endpoint.here(request::rights())).await
+        else {
+            continue;
+        };
         let request = Message::request(id, &method, b"{}");
         let mut record = Record::begin(&bound.endpoint, Era::Legacy, &request);
         record.of_session(&session.key, session.client().version);

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use drawbridge_core::backend::Unsolicited;
-use drawbridge_core::call::{Ask, AskKey, Event};
+use drawbridge_core::call::{Answering, Ask, AskKey, Event};
 use drawbridge_core::event_log::{EventRing, SessionKey, StreamKey};
 use drawbridge_core::fleet::Peers;
 use drawbridge_core::state::{InstanceId, SharedState};
@@ -15,7 +15,6 @@ use drawbridge_core::{Client, Conversing as _, Endpoint, Tasks, request};
 use drawbridge_wire::{Id, Message, RpcError, code, method};
 use futures_util::task::AtomicWaker;
 use parking_lot::Mutex;
-use tokio::sync::oneshot;
 
 use super::bound::Bound;
 use super::encode;
@@ -109,7 +108,7 @@ impl Standalone {
 }
 
 struct Pending {
-    reply: oneshot::Sender<Message>,
+    reply: Answering,
     /// The call on whose stream it was asked.
     serial: Option<u64>,
 }
@@ -345,7 +344,7 @@ impl Session {
             drop(state);
             let what = format!("the client does not offer {}", ask.request.method());
             let error = RpcError::new(code::METHOD_NOT_FOUND, what);
-            let _ = reply.send(error.to_message(ask.request.id().as_ref()));
+            reply.send(error.to_message(ask.request.id().as_ref()));
             return None;
         };
         state.asks.insert(ask.key, Pending { reply, serial });
@@ -372,7 +371,7 @@ impl Session {
         let pending = self.state.lock().asks.remove(&key);
         if let Some(pending) = pending {
             // The call may have ended meanwhile.
-            let _ = pending.reply.send(response);
+            pending.reply.send(response);
         }
     }
 

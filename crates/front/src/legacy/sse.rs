@@ -8,6 +8,7 @@ use std::task::Poll;
 use axum::body::Body;
 use bytes::{Bytes, BytesMut};
 use drawbridge_core::metrics::{Era, Stream};
+use drawbridge_core::rights::Rights;
 use drawbridge_core::state::InstanceId;
 use drawbridge_core::{Endpoint, Principal, request};
 use drawbridge_wire::message::Incoming;
@@ -178,9 +179,10 @@ pub(crate) async fn post(
         let endpoint = inner.endpoint(&route.endpoint).ok_or_else(not_found)?;
         let text = body::read(body, inner.live().options.max_body_bytes).await?;
         let message = parse(text.clone())?;
-        if let Err(kept) = caller.may_send(&message) {
-            return Ok(turned_away(inner, route, &endpoint, &kept, message));
-        }
+        let message = match unchallenged(inner, route, caller, &endpoint, message).await {
+            Ok(message) => message,
+            Err(response) => return Ok(response),
+        };
         let posted = match limit(inner, route, &endpoint, &mut plan, message).await {
             Ok(Limited::Allowed(_)) => Posted::Message(text),
             Ok(Limited::Refused(answer)) => Posted::Answer(answer),
@@ -195,9 +197,10 @@ pub(crate) async fn post(
     let text = body::read(body, inner.live().options.max_body_bytes).await?;
     let message = parse(text)?;
     let endpoint = inner.endpoint(&route.endpoint).ok_or_else(not_found)?;
-    if let Err(kept) = caller.may_send(&message) {
-        return Ok(turned_away(inner, route, &endpoint, &kept, message));
-    }
+    let message = match unchallenged(inner, route, caller, &endpoint, message).await {
+        Ok(message) => message,
+        Err(response) => return Ok(response),
+    };
     match limit(inner, route, &endpoint, &mut plan, message).await {
         Ok(Limited::Allowed(message)) => take(inner, &connection, *message)?,
         Ok(Limited::Refused(answer)) => send(&connection, answer),
@@ -244,23 +247,30 @@ async fn limit(
     }
 }
 
-fn turned_away(
+/// The message, unless its caller is to get a scope for it first.
+async fn unchallenged(
     inner: &Inner,
     route: &Route,
+    caller: &Caller,
     endpoint: &Arc<Endpoint>,
-    kept: &Kept,
     message: Message,
-) -> Response<Body> {
-    let response = inner.turn_away(kept, route.endpoint.as_deref());
-    record::turned_away(endpoint, Era::Legacy, &Incoming::One(message), response.status());
-    response
+) -> Result<Message, Response<Body>> {
+    let incoming = Incoming::One(message);
+    match (inner.challenge(caller, endpoint, &incoming).await, incoming) {
+        (None, Incoming::One(message)) => Ok(message),
+        (None, Incoming::Batch(_)) => Err(reply::accepted()),
+        (Some(kept), incoming) => {
+            let response = inner.turn_away(&kept, route.endpoint.as_deref());
+            record::turned_away(endpoint, Era::Legacy, &incoming, response.status());
+            Err(response)
+        }
+    }
 }
 
 /// Takes a message that another instance passes on. Returns the status for its client.
 pub(super) fn take_passed(
     inner: &Arc<Inner>,
-    endpoint: &str,
-    principal: &str,
+    (endpoint, principal, rights): (&str, &str, Option<Arc<dyn Rights>>),
     id: &str,
     posted: Posted,
 ) -> StatusCode {
@@ -277,7 +287,9 @@ pub(super) fn take_passed(
         }
     };
     let caller = connection.caller.clone();
-    match parse(text).and_then(|message| request::passed(caller, || take(inner, &connection, message))) {
+    match parse(text)
+        .and_then(|message| request::passed(caller, rights, || take(inner, &connection, message)))
+    {
         Ok(()) => StatusCode::ACCEPTED,
         Err(refusal) => refusal.into_response().status(),
     }
@@ -348,10 +360,7 @@ fn initialize(inner: &Arc<Inner>, connection: &Arc<Connection>, endpoint: Arc<En
         send(&connection, Bytes::new());
     };
     inner.tasks.spawn_within("initialize", async move {
-        match caller {
-            Some(caller) => request::of(caller, agreeing).await,
-            None => agreeing.await,
-        }
+        request::of(caller, None, agreeing).await;
     });
 }
 

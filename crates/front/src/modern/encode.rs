@@ -254,7 +254,7 @@ fn refuse(round: Round) {
         let error = RpcError::new(code::METHOD_NOT_FOUND, "this client can't be asked");
         if let (Some(reply), Some(id)) = (ask.reply, ask.request.id()) {
             // The backend may have gone meanwhile.
-            let _ = reply.send(error.to_message(Some(&id)));
+            reply.send(error.to_message(Some(&id)));
         }
     }
 }

@@ -15,6 +15,7 @@ use drawbridge_core::backend::{TakenUp, Unsolicited};
 use drawbridge_core::call::{AskKey, Call, Emitter, Event, Events, Reply, Shape, generate};
 use drawbridge_core::fault::Deadline;
 use drawbridge_core::fleet::Held;
+use drawbridge_core::rights::Rights;
 use drawbridge_core::{Client, Conversation, Description, Fault};
 use drawbridge_wire::message::Field;
 use drawbridge_wire::{Id, Message, ProtocolVersion, code, header};
@@ -707,7 +708,7 @@ impl Conversation for HttpSession {
         self.deliver_to_backend(&opened, notification.bytes().clone()).await;
     }
 
-    async fn take_up(self: Arc<Self>, id: &Id) -> Option<TakenUp> {
+    async fn take_up(self: Arc<Self>, id: &Id, _: Option<Arc<dyn Rights>>) -> Option<TakenUp> {
         self.take_up_call(id).await
     }
 

@@ -14,12 +14,11 @@ use drawbridge_core::call::{Ask, Call, Emitter, Event, Events, Reply, Shape, for
 use drawbridge_core::client::TASKS_EXTENSION;
 use drawbridge_core::{Client, Fault, Tasks, rounds};
 use drawbridge_wire::message::Field;
-use drawbridge_wire::{Edit, Id, Kind, Message, RpcError, code, json, method};
+use drawbridge_wire::{Edit, Id, Kind, Message, json, method};
 use futures_util::StreamExt as _;
 use parking_lot::Mutex;
 use tokio::sync::{Semaphore, watch};
 
-use super::knows_extension;
 use crate::changes::Listeners;
 use crate::described::{LegacyConversation, Refused};
 
@@ -64,16 +63,6 @@ pub(crate) struct SessionTasks {
     /// Tasks of which is being told, so that what is told of one comes in order, and whether they have changed since.
     telling: Mutex<HashMap<String, bool>>,
     tellers: Semaphore,
-}
-
-/// Refuses what is about tasks to a client that did not say that it knows them.
-pub(crate) fn need_extension(client: &Client) -> Result<(), Fault> {
-    if knows_extension(client) {
-        return Ok(());
-    }
-    let needed = format!(r#"{{"requiredCapabilities":{{"extensions":{{"{TASKS_EXTENSION}":{{}}}}}}}}"#);
-    let what = "the client did not declare the extension for tasks";
-    Err(Fault::Rpc(RpcError::new(code::MISSING_CLIENT_CAPABILITY, what).with_data(needed)))
 }
 
 impl SessionTasks {
@@ -127,7 +116,7 @@ impl SessionTasks {
         }
         Ok(match support? {
             Some(Support::Required) => true,
-            Some(Support::Optional) => knows_extension(&call.client),
+            Some(Support::Optional) => call.client.knows_tasks_extension(),
             None => false,
         })
     }
@@ -142,7 +131,7 @@ impl SessionTasks {
         let Some((task, id)) = task.and_then(|task| Some((task.clone(), id_of(&task)?))) else {
             return Ok(last(created));
         };
-        if knows_extension(&call.client) {
+        if call.client.knows_tasks_extension() {
             return Ok(flat(&task, "task", &[]));
         }
         let mut cancel = Cancel { tasks: self, client: &call.client, id: &id, armed: true };
@@ -229,7 +218,7 @@ impl SessionTasks {
         if !self.offers_tasks().await? {
             return Err(Fault::method_not_found(&method));
         }
-        need_extension(&call.client)?;
+        call.client.need_tasks_extension()?;
         let id = call.request.text(Field::TaskId);
         let id = id.ok_or_else(|| Fault::invalid_params("\"taskId\" must be a string"))?;
         match method.as_ref() {
@@ -403,7 +392,7 @@ impl SessionTasks {
                 && let (Some(reply), Some(id)) = (ask.reply, ask.request.id())
             {
                 // The task may have ended meanwhile.
-                let _ = reply.send(Message::result(&id, answer));
+                reply.send(Message::result(&id, answer));
             }
         }
         Ok(acknowledged())

@@ -78,6 +78,7 @@ pub(super) fn auth(checker: &mut Checker<'_>, raw: raw::Auth, config: &Config) -
         login: raw.login.and_then(|login| provider(checker, login)),
         introspection_clients: introspection_clients(checker, raw.introspection_clients.unwrap_or_default()),
         external: external(checker, raw.external.unwrap_or_default()),
+        step_up: raw.step_up.unwrap_or(default.step_up),
     };
     let listen = config.public.listen;
     match auth.mode {
@@ -263,6 +264,7 @@ fn external(checker: &mut Checker<'_>, written: Vec<raw::External>) -> Vec<Exter
             jwks_uri: raw.jwks_uri,
             client_ids: or(raw.client_ids, &[]),
             max_lifetime,
+            groups_claim: raw.groups_claim.unwrap_or_else(|| "groups".to_owned()),
         });
     }
     issuers

@@ -11,6 +11,7 @@ use url::Url;
 use crate::config::check::Checker;
 use crate::config::check::backend_auth::backend_auth;
 use crate::config::check::outbound::bundles;
+use crate::config::check::policies::globs;
 use crate::config::model::{Backend, BackendKind, HttpBackend, StdioBackend};
 use crate::config::raw;
 use crate::config::secret::Secret;
@@ -101,6 +102,9 @@ fn common(checker: &mut Checker<'_>, path: &str, raw: &raw::Backend, kind: Backe
         let hint = format!("the most is `{}`", humantime::format_duration(LONGEST_LIST_TTL));
         checker.problem(&format!("{path}.list_ttl"), "too long", hint);
     }
+    let read_tools = globs(checker, &format!("{path}.read_tools"), raw.read_tools.as_ref());
+    let hosts = format!("{path}.elicitation_hosts");
+    let elicitation_hosts = globs(checker, &hosts, raw.elicitation_hosts.as_ref());
     let mut deadline = |key: &str, written: Option<Span>, default: Duration| {
         checker.positive(&format!("{path}.{key}"), written, default)
     };
@@ -119,6 +123,9 @@ fn common(checker: &mut Checker<'_>, path: &str, raw: &raw::Backend, kind: Backe
         list_timeout: deadline("list_timeout", raw.list_timeout, default.list_timeout),
         cache: raw.cache.unwrap_or(default.cache),
         list_ttl,
+        read_tools,
+        trust_annotations: raw.trust_annotations.unwrap_or(default.trust_annotations),
+        elicitation_hosts,
         kind: default.kind,
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::config::check::{Checker, rate};
+use crate::config::check::{Checker, policies, rate};
 use crate::config::model::{Config, Endpoint};
 use crate::config::problem::suggest;
 use crate::config::raw;
@@ -48,14 +48,12 @@ pub(in crate::config) fn endpoints(
             let message = format!("a backend is called `{name}` too, and both would be `/mcp/{name}`");
             checker.problem(&path, message, "rename one of them");
         }
-        if endpoint.tools.is_some() {
-            let hint = "remove the key; a backend with fewer tools does the same";
-            checker.problem(&format!("{path}.tools"), "filters belong to a later release", hint);
-        }
         members(checker, &path, known, &endpoint.backends);
-        config.endpoints.insert(name, Endpoint { backends: endpoint.backends });
+        let selection = policies::selection(checker, &path, &endpoint);
+        config.endpoints.insert(name, Endpoint { backends: endpoint.backends, selection });
     }
     rate::names(checker, config, known);
+    policies::names(checker, config, known);
 }
 
 fn members(checker: &mut Checker<'_>, path: &str, known: &BTreeSet<String>, members: &[String]) {

@@ -20,6 +20,7 @@ pub(super) fn auth(sheet: &mut Sheet, auth: &Auth) {
         login,
         introspection_clients,
         external,
+        step_up,
     } = auth;
     sheet.put("auth.mode", mode);
     sheet.put("auth.name", name);
@@ -35,6 +36,7 @@ pub(super) fn auth(sheet: &mut Sheet, auth: &Auth) {
         Some(provider) => self::login(sheet, provider),
         None => sheet.put("auth.login", Value::Null),
     }
+    sheet.put("auth.step_up", step_up);
     for (index, (id, secret)) in introspection_clients.iter().enumerate() {
         let key = format!("auth.introspection_clients[{index}]");
         sheet.put(&format!("{key}.id"), id);
@@ -56,8 +58,17 @@ fn login(sheet: &mut Sheet, login: &Login) {
 }
 
 fn external(sheet: &mut Sheet, key: &str, external: &External) {
-    let External { issuer, audiences, algorithms, types, jwks_uri, client_ids, max_lifetime, introspection } =
-        external;
+    let External {
+        issuer,
+        audiences,
+        algorithms,
+        types,
+        jwks_uri,
+        client_ids,
+        max_lifetime,
+        groups_claim,
+        introspection,
+    } = external;
     sheet.address(&format!("{key}.issuer"), Some(issuer));
     sheet.put(&format!("{key}.audiences"), audiences);
     sheet.put(&format!("{key}.algorithms"), algorithms);
@@ -65,6 +76,7 @@ fn external(sheet: &mut Sheet, key: &str, external: &External) {
     sheet.address(&format!("{key}.jwks_uri"), jwks_uri.as_deref());
     sheet.put(&format!("{key}.client_ids"), client_ids);
     sheet.span(&format!("{key}.max_lifetime"), *max_lifetime);
+    sheet.put(&format!("{key}.groups_claim"), groups_claim);
     if let Some(Introspection { url, client_id, client_secret }) = introspection {
         sheet.address(&format!("{key}.introspection.url"), Some(url));
         sheet.put(&format!("{key}.introspection.client_id"), client_id);

@@ -2,6 +2,7 @@
 
 use serde_json::json;
 
+use super::policies::patterns;
 use super::{Sheet, bundles};
 use crate::config::model::{
     Backend, BackendAuth, BackendKind, ClientCredentials, HttpBackend, StdioBackend, TokenExchange,
@@ -21,6 +22,9 @@ pub(super) fn backend(sheet: &mut Sheet, key: &str, backend: &Backend) {
         list_timeout,
         cache,
         list_ttl,
+        read_tools,
+        trust_annotations,
+        elicitation_hosts,
     } = backend;
     match kind {
         BackendKind::Http(http) => self::http(sheet, key, http),
@@ -40,6 +44,9 @@ pub(super) fn backend(sheet: &mut Sheet, key: &str, backend: &Backend) {
         sheet.span(&format!("{key}.{name}"), *span);
     }
     sheet.put(&format!("{key}.cache"), cache);
+    sheet.put(&format!("{key}.read_tools"), patterns(read_tools));
+    sheet.put(&format!("{key}.trust_annotations"), trust_annotations);
+    sheet.put(&format!("{key}.elicitation_hosts"), patterns(elicitation_hosts));
 }
 
 fn http(sheet: &mut Sheet, key: &str, http: &HttpBackend) {

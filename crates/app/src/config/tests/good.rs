@@ -45,11 +45,28 @@ backends:
   token:  { url: http://a/mcp, auth: { kind: user_secret, header: X-Key, scheme: Token, help: "https://a/keys" } }
 "#;
 
+/// Each kind of rule.
+const RULES: &str = r#"
+auth: { mode: tokens, step_up: challenge }
+backends:
+  a: { url: http://a/mcp, read_tools: ["get_*"], trust_annotations: true, elicitation_hosts: ["*.example", "::1"] }
+  b: { command: sh }
+endpoints:
+  some: { backends: [a, b], tools: { allow: ["a__*"], deny: ["*__delete_*"] }, prompts: { deny: ["*"] }, resources: {} }
+policies:
+  - allow: { backends: [a], tools: ["get_*"], prompts: [p], resources: ["docs://*"] }
+    when:
+      { kind: user, subjects: ["ann", "u*"], groups_any: [x], scopes_all: [mcp:read], clients: ["https://claude.ai/*"],
+        endpoints: [/mcp, some, a], networks: [10.0.0.0/8, "2001:db8::/32"] }
+  - deny: { backends: ["*"] }
+"#;
+
 /// Good files with the environment they need: name, text, variables.
 #[expect(clippy::type_complexity, reason = "a table")]
 pub(super) const GOOD: &[(&str, &str, &[(&str, &str)])] = &[
     ("empty", "{}", &[]),
     ("team", TEAM, TEAM_ENV),
+    ("rules", RULES, &[]),
     ("example", include_str!("../reference.yaml"), &[]),
     ("json", r#"{"backends": {"a": {"url": "http://a/mcp"}}, "endpoints": {"b": {"backends": ["a"]}}}"#, &[]),
     ("sections without keys", "public:\nlimits:\nbackends:\nendpoints:\nseal:\n  keys:\n", &[]),

@@ -48,6 +48,7 @@ backends:
   g: { url: "https://g.example/mcp", auth: { kind: user_secret, header: x-key, scheme: Token, help: "https://g.example/keys" } }
   e: { command: sh, args: ["--key=pl4nted-20"], env: { KEY: pl4nted-21 }, cwd: / }
 endpoints: { both: { backends: [a, b] } }
+policies: [{ allow: { backends: ["*"] } }, { deny: { backends: [a], tools: ["*delete*"] }, when: { kind: service } }]
 "#;
 
 fn loaded() -> Loaded {

@@ -4,7 +4,6 @@ use drawbridge_wire::{Id, Message, RpcError};
 use proptest::prelude::*;
 use proptest::sample::Index;
 use serde_json::{Value, json};
-use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use super::super::FIRST_PAUSE;
@@ -12,7 +11,7 @@ use super::{
     ANSWER_TIME, Fate, KINDS, MAX_CALLS, MAX_ROUNDS, WAIT, World, by_state, done, each, progress, read,
     round_of, shown,
 };
-use crate::call::{AskKey, Event, Events, Resume};
+use crate::call::{Answering, AskKey, Event, Events, Resume};
 use crate::client::Answers;
 
 #[derive(Debug, Clone)]
@@ -74,7 +73,7 @@ struct Held {
     /// The number of an ask of the backend's own; others have a place in their round.
     own: Option<usize>,
     place: usize,
-    reply: oneshot::Sender<Message>,
+    reply: Answering,
 }
 
 enum Phase {
@@ -312,7 +311,7 @@ impl Model {
         }
         // Sent last: to drop it is an answer too.
         if let Some(message) = message {
-            let _ = held.reply.send(message);
+            held.reply.send(message);
         }
     }
 

@@ -482,7 +482,7 @@ impl HttpSession {
                         is_taken = true;
                         if let Some(reply) = ask.reply.take() {
                             // The backend may have gone.
-                            let _ = reply.send(answer);
+                            reply.send(answer);
                         }
                     }
                 }
@@ -500,7 +500,7 @@ fn copy_of(round: &Round) -> (Round, Vec<oneshot::Receiver<Message>>) {
     let (mut asks, mut answers) = (smallvec::SmallVec::new(), Vec::new());
     for ask in &round.asks {
         let (reply, answer) = oneshot::channel();
-        asks.push(Ask { key: ask.key, request: ask.request.clone(), reply: Some(reply) });
+        asks.push(Ask { key: ask.key, request: ask.request.clone(), reply: Some(reply.into()) });
         answers.push(answer);
     }
     (Round { asks, resume: Resume::Live, source: None }, answers)

@@ -223,10 +223,10 @@ broken_files! {
           hint: name at least one backend
     "#;
 
-    filter_of_a_later_release = "backends:\n  a: { url: http://a/mcp }\nendpoints:\n  b:\n    backends: [a]\n    tools: { allow: [\"a__*\"] }\n"
+    empty_list_in_a_policy = "auth: { mode: tokens }\npolicies: [{ allow: { backends: [] } }]\n"
     says r#"
-        drawbridge.yaml:6:5: endpoints.b.tools: filters belong to a later release
-          hint: remove the key; a backend with fewer tools does the same
+        drawbridge.yaml:2:23: policies[0].allow.backends: the list is empty
+          hint: name backends, or `"*"` for all
     "#;
 
     name_of_an_instance = "instance_id: a b\n"

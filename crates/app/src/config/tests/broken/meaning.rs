@@ -137,6 +137,44 @@ broken_files! {
           hint: the most is `1day`
     "#;
 
+    policies_where_nobody_is_asked = "backends: { a: { url: http://a/mcp } }\npolicies: [{ allow: { backends: [a] } }]\n"
+    says r#"
+        drawbridge.yaml:2:1: policies: nobody is asked who they are, so nothing can depend on it
+          hint: set `auth.mode`; to leave something out for everybody, use `tools` of an endpoint
+    "#;
+
+    policies_without_a_matter = "auth: { mode: tokens }\nbackends: { a: { url: http://a/mcp } }\npolicies:\n  - when: { kind: user }\n  - { allow: { backends: [a] }, deny: { backends: [a] } }\n  - allow: { backends: [a], tools: [] }\n"
+    says r#"
+        drawbridge.yaml:4:5: policies[0]: a policy has `allow` or `deny`, and not both
+          hint: write `allow: { backends: [...], tools: [...] }`, or `deny`
+        drawbridge.yaml:5:5: policies[1]: a policy has `allow` or `deny`, and not both
+          hint: write `allow: { backends: [...], tools: [...] }`, or `deny`
+        drawbridge.yaml:6:29: policies[2].allow.tools: the list is empty
+          hint: name some, or remove the key; a policy that names nothing is about everything
+    "#;
+
+    patterns_that_are_none = "backends:\n  a: { url: http://a/mcp, read_tools: [\"\"], elicitation_hosts: [x, \"\"] }\nendpoints:\n  b:\n    backends: [a]\n    tools: { allow: [\"a__*\", \"\"] }\n"
+    says r#"
+        drawbridge.yaml:2:40: backends.a.read_tools[0]: neither a name nor a pattern
+          hint: write a name, or a pattern of 1 to 256 bytes in which `*` is any text
+        drawbridge.yaml:2:68: backends.a.elicitation_hosts[1]: neither a name nor a pattern
+          hint: write a name, or a pattern of 1 to 256 bytes in which `*` is any text
+        drawbridge.yaml:6:30: endpoints.b.tools.allow[1]: neither a name nor a pattern
+          hint: write a name, or a pattern of 1 to 256 bytes in which `*` is any text
+    "#;
+
+    policies_about_what_there_is_not = "auth: { mode: tokens }\nbackends: { tickets: { url: http://a/mcp } }\npolicies:\n  - allow: { backends: [tickest, \"tick*\"] }\n    when: { endpoints: [ticket], scopes_all: [mcp:reed], networks: [10.0.0.0/33] }\n"
+    says r#"
+        drawbridge.yaml:4:25: policies[0].allow.backends[0]: there is no backend `tickest`
+          hint: did you mean `tickets`?
+        drawbridge.yaml:5:25: policies[0].when.endpoints[0]: there is no endpoint `ticket`
+          hint: did you mean `tickets`?
+        drawbridge.yaml:5:47: policies[0].when.scopes_all[0]: there is no scope `mcp:reed`
+          hint: did you mean `mcp:read`?
+        drawbridge.yaml:5:69: policies[0].when.networks[0]: not a network
+          hint: write it as `10.20.0.0/16`
+    "#;
+
     list_that_is_kept_for_two_days = "backends:\n  t: { url: http://a/mcp, list_ttl: 2d }\n"
     says r#"
         drawbridge.yaml:2:27: backends.t.list_ttl: too long
