@@ -2,7 +2,7 @@
 
 pub(crate) mod exchange;
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use anyhow::{Context as _, anyhow};
@@ -13,12 +13,13 @@ use drawbridge_core::audit::CallAudit;
 use drawbridge_core::credentials::Credentials;
 use drawbridge_core::event_log::EventRing;
 use drawbridge_core::fleet::Peers;
-use drawbridge_core::metrics::{Gauges, Metrics};
+use drawbridge_core::metrics::{Ends, Gauges, Metrics};
 use drawbridge_core::seal::KeyRing;
 use drawbridge_core::state::{Quota, SharedState, WithFallback};
 use drawbridge_core::trace::Tracer;
 use drawbridge_core::{Backend, BackendName, RoundOptions, Rounds, Tasks};
-use drawbridge_credentials::authority::{Pins, Site};
+use drawbridge_credentials::authority::{Pins, Site, own_name};
+use drawbridge_credentials::caller::{Callers, OfCaller, Template};
 use drawbridge_credentials::client_credentials::{self, ClientCredentials};
 use drawbridge_credentials::connections::{Connections, KeySite};
 use drawbridge_credentials::fixed::{Fixed, Value};
@@ -30,8 +31,8 @@ use drawbridge_upstream::http::Target;
 use drawbridge_upstream::process::{GuardCommand, Spec};
 use drawbridge_upstream::stdio::{ProcessCap, ProcessOptions};
 use drawbridge_upstream::{
-    EraChoice, GuardOptions, HttpBackend, Options, Outbound, OutboundOptions, Proof, Proxy, SessionScope,
-    StdioBackend, TransportChoice,
+    ClientCertificate, EraChoice, GuardOptions, HttpBackend, Options, Outbound, OutboundOptions, Proof,
+    Proxy, SessionScope, StdioBackend, TransportChoice,
 };
 use http::{HeaderMap, HeaderName, HeaderValue};
 use parking_lot::Mutex;
@@ -108,6 +109,8 @@ pub struct Doors {
     pub connections: Option<Arc<Connections>>,
     /// Where the authorization servers of backends are pinned.
     pub pins: Option<Pins>,
+    /// What is known of callers.
+    pub callers: Option<Arc<Callers>>,
 }
 
 /// Makes all parts. `guard` starts stdio backends, `workers` is the number of runtimes.
@@ -138,6 +141,7 @@ pub fn wire(
         keys: keys.clone(),
         connections: doors.connections,
         pins: doors.pins,
+        callers: doors.callers,
     };
     // What a parked call still has to say goes to a backend, so it ends with the work there.
     let rounds = Rounds::new(keys.clone(), round_options(config), peers.clone(), work.backends.clone());
@@ -234,6 +238,7 @@ pub(crate) struct Means {
     keys: Arc<KeyRing>,
     pub(crate) connections: Option<Arc<Connections>>,
     pins: Option<Pins>,
+    callers: Option<Arc<Callers>>,
 }
 
 impl Means {
@@ -286,8 +291,12 @@ pub(crate) fn make_backend(
     let made = match &backend.kind {
         BackendKind::Http(http) => {
             let target = Target::parse(http.url.as_str())?;
-            let outbound =
-                Outbound::new(target.uri(), &outbound_options(config, http, &options, means.workers))?;
+            let reach = outbound_options(config, http, &options, means.workers)?;
+            if let Some(shown) = &reach.client_certificate {
+                let shown: Weak<dyn Ends> = Arc::<ClientCertificate>::downgrade(shown);
+                options.metrics.shows(shown);
+            }
+            let outbound = Outbound::new(target.uri(), &reach)?;
             let transport = match http.transport {
                 Transport::Auto => TransportChoice::Auto,
                 Transport::StreamableHttp => TransportChoice::StreamableHttp,
@@ -326,6 +335,7 @@ pub(crate) fn collector_options(config: &Config) -> OutboundOptions {
         proxy: proxy(config),
         connect_timeout: Duration::from_secs(5),
         workers: 1,
+        client_certificate: None,
     }
 }
 
@@ -348,14 +358,20 @@ fn outbound_options(
     http: &config::HttpBackend,
     options: &Options,
     workers: usize,
-) -> OutboundOptions {
+) -> anyhow::Result<OutboundOptions> {
     let own = &http.ca_bundle;
-    OutboundOptions {
+    let client_certificate = http.client_certificate.as_ref().map(|written| {
+        let (certificate, key) = (written.certificate.live(), written.key.live());
+        let (certificate, key) = (Arc::new(move || certificate.read()), Arc::new(move || key.read()));
+        ClientCertificate::new(options.name.as_str(), certificate, key)
+    });
+    Ok(OutboundOptions {
         ca_bundles: if own.is_empty() { config.outbound.ca_bundle.clone() } else { own.clone() },
         proxy: proxy(config),
         connect_timeout: options.connect_timeout,
         workers,
-    }
+        client_certificate: client_certificate.transpose().context("client_certificate")?,
+    })
 }
 
 /// What the gateway proves itself to a backend with, and who knows whether users can be named there.
@@ -400,12 +416,37 @@ fn proof(
             beside = Some(exchange.clone());
             accounts = Some(exchange);
         }
+        Some(BackendAuth::IdJag(written)) => {
+            let exchange = Arc::new(exchange::id_jag(config, name, http, written, means)?);
+            beside = Some(exchange.clone());
+            accounts = Some(exchange);
+        }
+    }
+    if http.identity_jwt || !http.caller_headers.is_empty() {
+        beside = Some(Arc::new(of_caller(name, http, beside, means)?));
     }
     let credentials = match beside {
         beside if changing.is_empty() => beside,
         beside => Some(Arc::new(Fixed::new(changing, beside)) as Arc<dyn Credentials>),
     };
     Ok((Proof { headers, credentials }, accounts))
+}
+
+/// What the backend is told of callers, beside what `beside` gives.
+fn of_caller(
+    name: &BackendName,
+    http: &config::HttpBackend,
+    beside: Option<Arc<dyn Credentials>>,
+    means: &Means,
+) -> anyhow::Result<OfCaller> {
+    let callers = means.callers.clone().context("nobody is asked who they are")?;
+    let headers = http.caller_headers.iter().map(|(name, text)| {
+        let template = Template::parse(text).with_context(|| format!("the value of header \"{name}\""))?;
+        Ok((name.clone(), template))
+    });
+    let headers = headers.collect::<anyhow::Result<_>>()?;
+    let told = OfCaller::new(name.as_str(), headers, callers, beside);
+    Ok(if http.identity_jwt { told.signed(own_name(&http.url)) } else { told })
 }
 
 fn method(written: Option<ClientAuth>) -> client_credentials::Method {

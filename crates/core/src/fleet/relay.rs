@@ -17,7 +17,7 @@ use tokio::sync::oneshot;
 
 use super::peers::{Channel, Peers};
 use crate::call::{Ask, AskKey, Call, Event, Events, Reply, Resume, Round, Shape, forward, generate};
-use crate::client::{Answers, Client, Principal};
+use crate::client::{Answers, Client, Principal, Subject};
 use crate::fault::Fault;
 use crate::state::{InstanceId, NotSent};
 
@@ -111,8 +111,8 @@ pub fn unframe<T: DeserializeOwned>(bytes: &Bytes) -> Option<(T, Bytes)> {
 pub struct ClientFrame {
     #[serde(rename = "p")]
     principal: String,
-    #[serde(rename = "u", default, skip_serializing_if = "Option::is_none")]
-    user: Option<String>,
+    #[serde(rename = "s", default, skip_serializing_if = "Option::is_none")]
+    subject: Option<Subject>,
     #[serde(rename = "v")]
     version: String,
     #[serde(rename = "c")]
@@ -131,7 +131,7 @@ impl From<&Client> for ClientFrame {
     fn from(client: &Client) -> Self {
         Self {
             principal: client.principal.as_str().to_owned(),
-            user: client.principal.user().map(str::to_owned),
+            subject: client.principal.subject().cloned(),
             version: client.version.to_string(),
             capabilities: text(&client.capabilities),
             info: client.info.as_deref().map(text),
@@ -145,8 +145,8 @@ impl ClientFrame {
     pub fn read(self) -> Option<Client> {
         let principal = Principal::named(&self.principal);
         Some(Client {
-            principal: match &self.user {
-                Some(user) => principal.of_user(user),
+            principal: match self.subject {
+                Some(subject) => principal.of(subject),
                 None => principal,
             },
             version: ProtocolVersion::parse(&self.version)?,

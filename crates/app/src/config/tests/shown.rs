@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde_json::{Value, json};
 
 use super::documents::{all_paths, secret_paths};
-use super::{env, load_text, source};
+use super::{client_certificate, env, load_text, source};
 use crate::config::{Loaded, Overrides, Secret, ValueSource, assemble};
 
 /// Something secret at each place where a file may have it. What is planted has this in it.
@@ -37,6 +37,7 @@ backends:
     url: "https://a.example/mcp?key=pl4nted-13"
     headers: { x-key: pl4nted-14 }
     auth: { kind: header, header: x-other, value: pl4nted-15 }
+    client_certificate: { certificate: { env: CERTIFICATE }, key: { env: KEY } }
   b: { url: "https://b.example/mcp", auth: { kind: basic, user: gate, password: pl4nted-16 } }
   c:
     url: "https://c.example/mcp"
@@ -51,7 +52,13 @@ endpoints: { both: { backends: [a, b] } }
 "#;
 
 fn loaded() -> Loaded {
-    load_text(SECRETS, &[("BOOTSTRAP", "pl4nted-0-0f1e2d3c4b5a69788796a5b4")]).unwrap()
+    let (certificate, key) = client_certificate();
+    let env = [
+        ("BOOTSTRAP", "pl4nted-0-0f1e2d3c4b5a69788796a5b4"),
+        ("CERTIFICATE", &certificate),
+        ("KEY", &format!("pl4nted\n{key}")),
+    ];
+    load_text(SECRETS, &env).unwrap()
 }
 
 fn shown(loaded: &Loaded) -> BTreeMap<String, (Value, ValueSource)> {
