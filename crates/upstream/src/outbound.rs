@@ -291,7 +291,7 @@ fn of_tls<'a>(mut error: &'a (dyn std::error::Error + 'static)) -> Option<&'a ru
 
 /// What servers say in TLS of the certificate of a client, or of there being none. They say it before they have looked at
 /// anything else, but by then a client may have sent its request already.
-const OF_CERTIFICATES: [AlertDescription; 8] = [
+const OF_CERTIFICATES: [AlertDescription; 9] = [
     AlertDescription::CertificateRequired,
     AlertDescription::BadCertificate,
     AlertDescription::UnsupportedCertificate,
@@ -300,6 +300,8 @@ const OF_CERTIFICATES: [AlertDescription; 8] = [
     AlertDescription::CertificateUnknown,
     AlertDescription::UnknownCA,
     AlertDescription::AccessDenied,
+    // It knows an authority of that name, with another key.
+    AlertDescription::DecryptError,
 ];
 
 /// How a server has refused the certificate of the client, if it has. Nothing was done then.

@@ -1,18 +1,18 @@
 //! Backends that are told who calls.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use chrono::Utc;
-use drawbridge_auth::records::{Records as _, User, UserClaims};
+use drawbridge_auth::records::{Records as _, Token, User, UserClaims};
 use drawbridge_auth::token::TokenKind;
-use drawbridge_testkit::backend::{Backend, Reply, Request, legacy, modern, text_result};
+use drawbridge_testkit::backend::{Backend, Reply, Request, Stream, legacy, modern, text_result};
 use drawbridge_testkit::client::{Client, Modern, Session, text};
 use drawbridge_testkit::gateway::Setup;
-use drawbridge_testkit::{PATIENCE, eventually};
 use jsonwebtoken::jwk::JwkSet;
 use jsonwebtoken::{Algorithm, DecodingKey, Validation};
 use serde_json::{Value, json};
@@ -20,6 +20,10 @@ use serde_json::{Value, json};
 use super::exchange::{Place, login, provider};
 use super::external::{Key, keys};
 use super::world::{P, World, encoded, post_form};
+
+const SUBSCRIPTION: &str = "io.modelcontextprotocol/subscriptionId";
+const ACK: &str = "notifications/subscriptions/acknowledged";
+const CHANGED: &str = "notifications/tools/list_changed";
 
 const HEADERS: &str = "caller_headers: { X-User: \"{principal.sub}\", X-Mail: \"{principal.email}\", X-Name: \"{principal.name}\", X-Groups: \"{principal.groups}\", X-Client: \"{principal.client}\" }";
 
@@ -54,6 +58,12 @@ async fn user(world: &World, name: &str, email: Option<&str>, groups: &[&str]) -
     world.records.enter_user(&drawbridge_auth::fresh_id(), &claims, Utc::now()).await.unwrap()
 }
 
+/// The secret of a token of `owner` for all endpoints.
+async fn token(world: &World, owner: &User) -> String {
+    let everywhere = |token: &mut Token| token.endpoints = BTreeSet::from(["*".to_owned()]);
+    world.token_with(owner, &["mcp:read", "mcp:write"], everywhere).await.1.expose().to_owned()
+}
+
 fn of_calls(backend: &Backend) -> Vec<Request> {
     backend.requests_of("tools/call")
 }
@@ -67,8 +77,7 @@ async fn what_is_known_of_a_caller_is_told_and_what_a_client_says_of_it_is_not()
     let ann = user(&world, hostile, Some("ann@example.com"), &["dev", "a,b"]).await;
     let bob = user(&world, "bob", None, &[]).await;
     for who in [&ann, &bob, &ann] {
-        let (_, secret) = world.token_with(who, &["mcp:read", "mcp:write"], |_| ()).await;
-        let client = world.client(0).bearer(secret.expose());
+        let client = world.client(0).bearer(&token(&world, who).await);
         let client = ["x-user", "x-mail", "x-groups", "x-admin", "drawbridge-identity"]
             .into_iter()
             .fold(client, |client, name| client.always(name, "root"));
@@ -93,6 +102,7 @@ async fn what_is_known_of_a_caller_is_told_and_what_a_client_says_of_it_is_not()
     let (_, secret) = world
         .token_with(&ann, &["mcp:read", "mcp:write"], |token| {
             (token.kind, token.owner, token.service) = (TokenKind::Service, None, Some("ci".to_owned()));
+            token.endpoints = BTreeSet::from(["*".to_owned()]);
         })
         .await;
     let secret = secret.expose().to_owned();
@@ -105,12 +115,12 @@ async fn what_is_known_of_a_caller_is_told_and_what_a_client_says_of_it_is_not()
 }
 
 #[tokio::test]
-async fn t55_two_callers_never_have_one_session_or_one_listen_where_the_backend_is_told_of_them() {
+async fn t55_two_callers_never_have_one_session_where_the_backend_is_told_of_them() {
     let backend = with_sessions().await;
     let world = World::over("embedded", "", |setup| told(setup, &backend, ", era: legacy")).await;
     let (ann, bob) = (world.user("ann").await, world.user("bob").await);
     for who in [&ann, &bob, &ann] {
-        let client = world.client(0).bearer(&world.token(who).await);
+        let client = world.client(0).bearer(&token(&world, who).await);
         let stateless = Modern::new(&client, "/mcp/in", json!({}));
         let session = Session::open(&client, "/mcp/in", "2025-11-25", json!({})).await;
         for _ in 0..2 {
@@ -129,45 +139,71 @@ async fn t55_two_callers_never_have_one_session_or_one_listen_where_the_backend_
     assert!(whose.len() >= 4 && whose.values().all(|users| users.len() == 1), "{whose:?}");
 }
 
-/// A stateless backend that lets whoever wants listen.
-async fn listened_to() -> Backend {
-    Backend::start(|request| async move {
-        if request.rpc() != "subscriptions/listen" {
-            return modern(&request);
+/// A stateless backend that lets whoever wants listen, and what it tells them by.
+async fn listened_to() -> (Backend, Arc<Mutex<Vec<(Request, Stream)>>>) {
+    let streams = Arc::<Mutex<Vec<(Request, Stream)>>>::default();
+    let opened = streams.clone();
+    let backend = Backend::start(move |request| {
+        let opened = opened.clone();
+        async move {
+            match request.rpc() {
+                "server/discover" => Reply::result(
+                    &request,
+                    json!({ "resultType": "complete", "supportedVersions": ["2026-07-28"], "ttlMs": 60000,
+                        "cacheScope": "public", "capabilities": { "tools": { "listChanged": true } } }),
+                ),
+                "subscriptions/listen" => {
+                    let (reply, stream) = Reply::stream();
+                    let said = json!({ "notifications": request.body["params"]["notifications"],
+                        "_meta": { SUBSCRIPTION: request.id() } });
+                    stream.event(&json!({ "jsonrpc": "2.0", "method": ACK, "params": said })).await;
+                    opened.lock().unwrap().push((request, stream));
+                    reply
+                }
+                _ => modern(&request),
+            }
         }
-        let (reply, stream) = Reply::stream();
-        let meta = json!({ "io.modelcontextprotocol/subscriptionId": request.id() });
-        stream
-            .event(&json!({ "jsonrpc": "2.0", "method": "notifications/subscriptions/acknowledged",
-                "params": { "notifications": { "toolsListChanged": true }, "_meta": meta } }))
-            .await;
-        request.over.cancelled().await;
-        drop(stream);
-        reply
     })
-    .await
+    .await;
+    (backend, streams)
 }
 
 #[tokio::test]
 async fn each_caller_of_a_fleet_is_told_of_in_a_listen_of_its_own() {
-    let backend = listened_to().await;
+    let (backend, streams) = listened_to().await;
     let world = World::several_with(2, |setup| told(setup, &backend, ", era: modern")).await;
     let users = [world.user("ann").await, world.user("bob").await];
+    let wanted = json!({ "notifications": { "toolsListChanged": true } });
     let mut open = Vec::new();
     for who in &users {
-        let token = world.token(who).await;
+        let token = token(&world, who).await;
         for number in 0..2 {
-            let client = world.client(number).bearer(&token);
-            let session = Session::open(&client, "/mcp/in", "2025-11-25", json!({})).await;
-            open.push(session.get(None).await);
+            let client = Modern::new(&world.client(number).bearer(&token), "/mcp/in", json!({}));
+            let mut stream = client.request("subscriptions/listen", wanted.clone()).await;
+            assert_eq!(stream.message().await["method"], ACK);
+            open.push((who.id.clone(), stream));
         }
     }
-    let listens = || -> Vec<String> {
-        let listens = backend.requests_of("subscriptions/listen");
-        listens.iter().map(|listen| listen.header("x-user").to_owned()).collect()
-    };
-    let all: BTreeSet<String> = users.iter().map(|user| user.id.clone()).collect();
-    eventually(PATIENCE, async || listens().into_iter().collect::<BTreeSet<_>>() == all).await;
+    // One for each caller, whichever instance asked for it, and with what is theirs.
+    let listens: Vec<(Request, Stream)> = streams.lock().unwrap().clone();
+    let whose: Vec<&str> = listens.iter().map(|(request, _)| request.header("x-user")).collect();
+    let expected: BTreeSet<&str> = users.iter().map(|user| &*user.id).collect();
+    assert_eq!(whose.len(), 2, "{whose:?}");
+    assert_eq!(whose.iter().copied().collect::<BTreeSet<_>>(), expected);
+    // What one is told, the other does not hear.
+    let (request, told) =
+        listens.iter().find(|(request, _)| request.header("x-user") == users[0].id).unwrap();
+    let said = json!({ "_meta": { SUBSCRIPTION: request.id() } });
+    told.event(&json!({ "jsonrpc": "2.0", "method": CHANGED, "params": said })).await;
+    for (whose, stream) in &mut open {
+        if *whose == users[0].id {
+            assert_eq!(stream.message().await["method"], CHANGED);
+        } else {
+            while let Ok(Some(event)) = stream.event_within(Duration::from_millis(300)).await {
+                assert!(!String::from_utf8_lossy(&event.data).contains(CHANGED));
+            }
+        }
+    }
 }
 
 async fn in_jwks(client: &Client, token: &str, audience: &str) -> Value {
@@ -197,17 +233,10 @@ async fn who_calls_is_signed_for_one_backend_and_is_no_access_token() {
     let ann = user(&world, "Ann", Some("ann@example.com"), &["dev", "ops"]).await;
     let tokens = world.log_in(&ann, 0).await;
     let client = world.client(0);
+    let everywhere = token(&world, &ann).await;
     let call = async |backend: &str| {
-        let (tokens, path) = (
-            world
-                .token_with(&ann, &["mcp:read", "mcp:write"], |token| {
-                    token.endpoints = BTreeSet::from(["*".to_owned()]);
-                })
-                .await
-                .1,
-            format!("/mcp/{backend}"),
-        );
-        Modern::new(&world.client(0).bearer(tokens.expose()), &path, json!({})).tool("echo", json!({})).await
+        let client = world.client(0).bearer(&everywhere);
+        Modern::new(&client, &format!("/mcp/{backend}"), json!({})).tool("echo", json!({})).await
     };
     call("bare").await;
     assert!(!of_calls(&backend).pop().unwrap().headers.contains_key("drawbridge-identity"));
@@ -261,7 +290,7 @@ async fn who_calls_is_signed_for_one_backend_and_is_no_access_token() {
 #[tokio::test]
 async fn groups_that_a_login_changes_are_told_at_once() {
     let provider = provider().await;
-    let (key, groups) = (Key::fresh("k"), Arc::new(std::sync::Mutex::new(json!(["dev"]))));
+    let (key, groups) = (Key::fresh("k"), Arc::new(Mutex::new(json!(["dev"]))));
     let said = groups.clone();
     provider.identify(keys(&[&key]), move |claims| {
         let mut claims = claims.clone();

@@ -137,7 +137,8 @@ fn http(checker: &mut Checker<'_>, path: &str, url: &str, raw: &mut raw::Backend
         certificate.and_then(|written| client_certificate(checker, path, written, url.as_ref()));
     let auth = raw.auth.take();
     let auth = auth.and_then(|auth| {
-        let names = headers.keys().chain(caller_headers.keys());
+        let fixed = headers.keys().map(|name| ("headers", name));
+        let names = fixed.chain(caller_headers.keys().map(|name| ("caller_headers", name)));
         backend_auth(checker, path, auth, url.as_ref(), names)
     });
     let default = HttpBackend::new(url?);

@@ -61,13 +61,14 @@ fn written(raw: &raw::BackendAuth) -> Vec<&'static str> {
     all.into_iter().filter(|(_, is_there)| *is_there).map(|(key, _)| key).collect()
 }
 
-/// Checks the credential of the backend at `path`, which is at `url` and gets headers of these names too.
+/// Checks the credential of the backend at `path`, which is at `url` and gets headers of these names too,
+/// by these keys.
 pub(super) fn backend_auth<'a>(
     checker: &mut Checker<'_>,
     path: &str,
     mut raw: raw::BackendAuth,
     url: Option<&Url>,
-    mut headers: impl Iterator<Item = &'a String>,
+    mut headers: impl Iterator<Item = (&'static str, &'a String)>,
 ) -> Option<BackendAuth> {
     let path = format!("{path}.auth");
     let own = keys(raw.kind);
@@ -108,9 +109,9 @@ pub(super) fn backend_auth<'a>(
             BackendAuth::UserSecret(secret)
         }
     };
-    if headers.any(|other| *other == name) {
+    if let Some((key, _)) = headers.find(|(_, other)| **other == name) {
         let hint = "keep one of the two";
-        checker.problem(&path, format!("`headers` has the header {name} too"), hint);
+        checker.problem(&path, format!("`{key}` has the header {name} too"), hint);
     }
     Some(checked)
 }

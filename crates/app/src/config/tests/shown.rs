@@ -36,6 +36,8 @@ backends:
   a:
     url: "https://a.example/mcp?key=pl4nted-13"
     headers: { x-key: pl4nted-14 }
+    caller_headers: { X-User: "{principal.sub}" }
+    identity_jwt: true
     auth: { kind: header, header: x-other, value: pl4nted-15 }
     client_certificate: { certificate: { env: CERTIFICATE }, key: { env: KEY } }
   b: { url: "https://b.example/mcp", auth: { kind: basic, user: gate, password: pl4nted-16 } }
@@ -46,6 +48,7 @@ backends:
   f:
     url: "https://f.example/mcp"
     auth: { kind: token_exchange, client_id: gate, client_secret: pl4nted-22, subject_token: id_token, audience: f }
+  h: { url: "https://h.example/mcp", auth: { kind: id_jag, issuer: "https://as.example", client_id: gate, client_secret: pl4nted-23 } }
   g: { url: "https://g.example/mcp", auth: { kind: user_secret, header: x-key, scheme: Token, help: "https://g.example/keys" } }
   e: { command: sh, args: ["--key=pl4nted-20"], env: { KEY: pl4nted-21 }, cwd: / }
 endpoints: { both: { backends: [a, b] } }
@@ -104,6 +107,8 @@ fn no_secret_is_shown() {
     assert_eq!(all["tracing.otlp.endpoint"].0, "http://collector:4318/");
     assert_eq!(all["auth.external[0].introspection.url"].0, "https://other.example/in?redacted");
     assert_eq!(all["backends.e.args"].0, json!({ "set": true, "count": 1 }));
+    let told = (json!("{principal.sub}"), ValueSource::File);
+    assert_eq!(all["backends.a.caller_headers.x-user"], told);
 }
 
 #[test]
