@@ -1,16 +1,15 @@
 //! From the checked configuration to backends, endpoints and the public face.
 
 pub(crate) mod exchange;
+mod proof;
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use anyhow::{Context as _, anyhow};
 use axum::Router;
-use drawbridge_auth::fetch::Fetch;
 use drawbridge_core::accounts::Accounts;
 use drawbridge_core::audit::CallAudit;
-use drawbridge_core::credentials::Credentials;
 use drawbridge_core::event_log::EventRing;
 use drawbridge_core::fleet::Peers;
 use drawbridge_core::metrics::{Ends, Gauges, Metrics};
@@ -18,11 +17,9 @@ use drawbridge_core::seal::KeyRing;
 use drawbridge_core::state::{Quota, SharedState, WithFallback};
 use drawbridge_core::trace::Tracer;
 use drawbridge_core::{Backend, BackendName, RoundOptions, Rounds, Tasks};
-use drawbridge_credentials::authority::{Pins, Site, own_name};
-use drawbridge_credentials::caller::{Callers, OfCaller, Template};
-use drawbridge_credentials::client_credentials::{self, ClientCredentials};
+use drawbridge_credentials::authority::{Pins, Site};
+use drawbridge_credentials::caller::Callers;
 use drawbridge_credentials::connections::{Connections, KeySite};
-use drawbridge_credentials::fixed::{Fixed, Value};
 use drawbridge_front::gate::Gate;
 use drawbridge_front::limits::{Limits, ToolLimit};
 use drawbridge_front::options::FrontOptions;
@@ -31,17 +28,14 @@ use drawbridge_upstream::http::Target;
 use drawbridge_upstream::process::{GuardCommand, Spec};
 use drawbridge_upstream::stdio::{ProcessCap, ProcessOptions};
 use drawbridge_upstream::{
-    ClientCertificate, EraChoice, GuardOptions, HttpBackend, Options, Outbound, OutboundOptions, Proof,
-    Proxy, SessionScope, StdioBackend, TransportChoice,
+    ClientCertificate, EraChoice, GuardOptions, HttpBackend, Options, Outbound, OutboundOptions, Proxy,
+    SessionScope, StdioBackend, TransportChoice,
 };
-use http::{HeaderMap, HeaderName, HeaderValue};
 use parking_lot::Mutex;
 
+use self::proof::server_fetcher;
 use crate::access::EndpointNames;
-use crate::config::{
-    self, AuthMode, BackendAuth, BackendKind, ClientAuth, Config, Era, Rate, TokenSource, ToolRate, Transport,
-};
-use crate::fetch::Fetcher;
+use crate::config::{self, AuthMode, BackendAuth, BackendKind, Config, Era, Rate, ToolRate, Transport};
 use crate::live::Current;
 use crate::open_files::OpenFiles;
 
@@ -302,7 +296,7 @@ pub(crate) fn make_backend(
                 Transport::StreamableHttp => TransportChoice::StreamableHttp,
                 Transport::Sse => TransportChoice::Sse,
             };
-            let (proof, accounts) = proof(config, &name, http, means)?;
+            let (proof, accounts) = proof::proof(config, &name, http, means)?;
             let made = HttpBackend::new(target, proof, transport, outbound, options, tasks.clone());
             return Ok(Made { backend: made, accounts });
         }
@@ -372,133 +366,6 @@ fn outbound_options(
         workers,
         client_certificate: client_certificate.transpose().context("client_certificate")?,
     })
-}
-
-/// What the gateway proves itself to a backend with, and who knows whether users can be named there.
-fn proof(
-    config: &Config,
-    name: &BackendName,
-    http: &config::HttpBackend,
-    means: &Means,
-) -> anyhow::Result<(Proof, Option<Arc<dyn Accounts>>)> {
-    let mut headers = HeaderMap::new();
-    let mut changing = Vec::new();
-    for (name, value) in &http.headers {
-        if value.may_change() {
-            changing.push((name.clone(), Value::Plain(value.live())));
-        }
-        let mut value = HeaderValue::from_str(value.expose()).with_context(|| {
-            format!("the value of header \"{name}\" has characters that HTTP does not allow")
-        })?;
-        value.set_sensitive(true);
-        headers.insert(HeaderName::from_bytes(name.as_bytes())?, value);
-    }
-    let mut beside: Option<Arc<dyn Credentials>> = None;
-    let mut accounts: Option<Arc<dyn Accounts>> = None;
-    match &http.auth {
-        None => {}
-        Some(BackendAuth::Header { name, value }) => {
-            changing.push((name.clone(), Value::Plain(value.live())))
-        }
-        Some(BackendAuth::Basic { user, password }) => {
-            changing.push(("authorization".to_owned(), Value::Basic(user.clone(), password.live())));
-        }
-        Some(BackendAuth::ClientCredentials(written)) => {
-            beside = Some(Arc::new(client_credentials(config, name, http, written, means)?));
-        }
-        Some(BackendAuth::UserOAuth(_) | BackendAuth::UserSecret(_)) => {
-            let of_users = means.connections()?.of(name.as_str());
-            beside = Some(of_users.clone());
-            accounts = Some(of_users);
-        }
-        Some(BackendAuth::TokenExchange(written)) => {
-            let exchange = Arc::new(exchange::exchange(config, name, http, written, means)?);
-            beside = Some(exchange.clone());
-            accounts = Some(exchange);
-        }
-        Some(BackendAuth::IdJag(written)) => {
-            let exchange = Arc::new(exchange::id_jag(config, name, http, written, means)?);
-            beside = Some(exchange.clone());
-            accounts = Some(exchange);
-        }
-    }
-    if http.identity_jwt || !http.caller_headers.is_empty() {
-        beside = Some(Arc::new(of_caller(name, http, beside, means)?));
-    }
-    let credentials = match beside {
-        beside if changing.is_empty() => beside,
-        beside => Some(Arc::new(Fixed::new(changing, beside)) as Arc<dyn Credentials>),
-    };
-    Ok((Proof { headers, credentials }, accounts))
-}
-
-/// What the backend is told of callers, beside what `beside` gives.
-fn of_caller(
-    name: &BackendName,
-    http: &config::HttpBackend,
-    beside: Option<Arc<dyn Credentials>>,
-    means: &Means,
-) -> anyhow::Result<OfCaller> {
-    let callers = means.callers.clone().context("nobody is asked who they are")?;
-    let headers = http.caller_headers.iter().map(|(name, text)| {
-        let template = Template::parse(text).with_context(|| format!("the value of header \"{name}\""))?;
-        Ok((name.clone(), template))
-    });
-    let headers = headers.collect::<anyhow::Result<_>>()?;
-    let told = OfCaller::new(name.as_str(), headers, callers, beside);
-    Ok(if http.identity_jwt { told.signed(own_name(&http.url)) } else { told })
-}
-
-fn method(written: Option<ClientAuth>) -> client_credentials::Method {
-    match written {
-        None => client_credentials::Method::Any,
-        Some(ClientAuth::Basic) => client_credentials::Method::Basic,
-        Some(ClientAuth::Post) => client_credentials::Method::Post,
-    }
-}
-
-fn client_credentials(
-    config: &Config,
-    name: &BackendName,
-    http: &config::HttpBackend,
-    written: &config::ClientCredentials,
-    means: &Means,
-) -> anyhow::Result<ClientCredentials> {
-    let trusted: Arc<dyn Fetch> = Arc::new(server_fetcher(config, http));
-    let options = client_credentials::Options {
-        name: name.to_string(),
-        from: match &written.from {
-            TokenSource::Endpoint(url) => client_credentials::From::Endpoint(url.clone()),
-            TokenSource::Issuer(issuer) => client_credentials::From::Issuer(issuer.clone()),
-            TokenSource::Backend => {
-                let pins = means.pins.clone().context("there is no database to pin its server in")?;
-                let site = Site {
-                    name: name.to_string(),
-                    url: http.url.clone(),
-                    issuer: None,
-                    client: None,
-                    scopes: Vec::new(),
-                    resource: None,
-                    trusted: trusted.clone(),
-                };
-                client_credentials::From::Backend(Box::new((pins, site)))
-            }
-        },
-        client_id: written.client_id.clone(),
-        secret: written.client_secret.live(),
-        method: method(written.client_auth),
-        scopes: written.scopes.clone(),
-        resource: written.resource.clone(),
-    };
-    let state = means.peers.state().clone();
-    Ok(ClientCredentials::new(options, trusted, means.keys.clone(), state, means.tasks.clone()))
-}
-
-/// Reaches the authorization server of a backend that the configuration names.
-fn server_fetcher(config: &Config, http: &config::HttpBackend) -> Fetcher {
-    let mut options = collector_options(config);
-    options.ca_bundles.extend(http.ca_bundle.iter().cloned());
-    Fetcher::new(options)
 }
 
 /// The backends that users give a key for.

@@ -167,10 +167,18 @@ impl Outbound {
     /// Why a server takes no request because of what it was shown in TLS, and what can be done; `None` if it is not that.
     pub fn refused_certificate(&self, error: &Error) -> Option<String> {
         let alert = refused_certificate(error)?;
+        // Whoever has shown one that is no good hears something else.
+        if self.shows_certificate && alert == AlertDescription::HandshakeFailure {
+            return None;
+        }
         Some(match self.shows_certificate {
             true => format!(
                 "it refuses the gateway's client certificate ({alert:?}): look whether its authority, its end and its name are \
                  what the backend wants, and put another into the client_certificate of the backend"
+            ),
+            false if alert == AlertDescription::HandshakeFailure => format!(
+                "it ends the handshake ({alert:?}): it may want a client certificate, which is named in the client_certificate of \
+                 the backend, or speak no TLS that the gateway speaks"
             ),
             false => format!(
                 "it wants a client certificate ({alert:?}): name one in the client_certificate of the backend"
@@ -291,7 +299,7 @@ fn of_tls<'a>(mut error: &'a (dyn std::error::Error + 'static)) -> Option<&'a ru
 
 /// What servers say in TLS of the certificate of a client, or of there being none. They say it before they have looked at
 /// anything else, but by then a client may have sent its request already.
-const OF_CERTIFICATES: [AlertDescription; 9] = [
+const OF_CERTIFICATES: [AlertDescription; 10] = [
     AlertDescription::CertificateRequired,
     AlertDescription::BadCertificate,
     AlertDescription::UnsupportedCertificate,
@@ -300,6 +308,8 @@ const OF_CERTIFICATES: [AlertDescription; 9] = [
     AlertDescription::CertificateUnknown,
     AlertDescription::UnknownCA,
     AlertDescription::AccessDenied,
+    // There is none, in TLS 1.2 as OpenSSL speaks it.
+    AlertDescription::HandshakeFailure,
     // It knows an authority of that name, with another key.
     AlertDescription::DecryptError,
 ];
@@ -322,4 +332,31 @@ fn refused_certificate(error: &(dyn std::error::Error + 'static)) -> Option<Aler
         next = error.source();
     }
     None
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Error, ErrorKind};
+
+    use super::*;
+
+    #[test]
+    fn what_a_server_says_of_certificates_is_told_from_all_else_that_goes_wrong() {
+        let said = |error: rustls::Error| refused_certificate(&Error::new(ErrorKind::InvalidData, error));
+        for alert in OF_CERTIFICATES {
+            assert_eq!(said(rustls::Error::AlertReceived(alert)), Some(alert));
+            // As it is left of it in HTTP/2, and within another error.
+            let text = Error::other(format!("received fatal alert: {alert:?}"));
+            assert_eq!(refused_certificate(&Error::other(text)), Some(alert));
+        }
+        for other in [
+            AlertDescription::InternalError,
+            AlertDescription::CloseNotify,
+            AlertDescription::UnrecognisedName,
+        ] {
+            assert_eq!(said(rustls::Error::AlertReceived(other)), None);
+        }
+        assert_eq!(said(rustls::Error::InvalidCertificate(CertificateError::Expired)), None);
+        assert_eq!(refused_certificate(&Error::from(ErrorKind::ConnectionReset)), None);
+    }
 }

@@ -10,7 +10,8 @@ use drawbridge_credentials::connections::{Connections, login_site};
 use drawbridge_credentials::exchange::{At, Exchange, Options, Redeemed, SubjectToken, Wanted};
 use url::Url;
 
-use super::{Means, collector_options, method, server_fetcher};
+use super::proof::{method, server_fetcher};
+use super::{Means, collector_options};
 use crate::config::{self, BackendAuth, BackendKind, Config, TokenSource};
 use crate::fetch::Fetcher;
 

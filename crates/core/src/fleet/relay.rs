@@ -365,10 +365,33 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::client::SubjectKind;
     use crate::fault::Bounded;
     use crate::fleet::{Peers, Service};
     use crate::state::MemoryState;
     use crate::tasks::Tasks;
+
+    #[test]
+    fn who_calls_is_told_to_the_instance_that_runs_it() {
+        let client = |principal: Principal| Client {
+            principal,
+            version: ProtocolVersion::V2025_11_25,
+            capabilities: Bytes::from_static(b"{}"),
+            info: None,
+            answers: Answers::Live,
+        };
+        let subject = |kind| Subject { kind, id: "u1".to_owned(), client: "c1".to_owned() };
+        let kinds = [SubjectKind::User, SubjectKind::Service, SubjectKind::External];
+        let asked = kinds.map(|kind| Principal::named("p").of(subject(kind)));
+        for principal in asked.into_iter().chain([Principal::anonymous()]) {
+            let written = frame(&ClientFrame::from(&client(principal.clone())), b"");
+            let (read, _) = unframe::<ClientFrame>(&written).unwrap();
+            let read = read.read().unwrap().principal;
+            assert_eq!((&read, read.subject()), (&principal, principal.subject()));
+            assert_eq!(read.user(), principal.user());
+        }
+        assert_eq!(Principal::named("p").of(subject(SubjectKind::Service)).user(), None);
+    }
 
     /// Runs one call, whose events it was given.
     struct Runs(Mutex<Option<Events>>);
