@@ -20,7 +20,11 @@ METRICS = {
     "drawbridge_backend_request_duration_seconds": "backend", "drawbridge_backend_up": "backend", "drawbridge_backend_processes": "backend",
     "drawbridge_backend_process_starts_total": "backend", "drawbridge_redis_up": "", "drawbridge_redis_command_duration_seconds": "port",
     "drawbridge_redis_errors_total": "port", "drawbridge_bus_messages_total": "direction", "drawbridge_event_log_bytes": "",
-    "drawbridge_config_reloads_total": "result", "drawbridge_config_last_reload_success_timestamp_seconds": "", "drawbridge_build_info": "version",
+    "drawbridge_open_connections": "", "drawbridge_connections_refused_total": "", "drawbridge_credentials_total": "result",
+    "drawbridge_limited_total": "limit", "drawbridge_limits_degraded_total": "", "drawbridge_audit_entries_total": "",
+    "drawbridge_audit_lost_total": "", "drawbridge_audit_queue": "", "drawbridge_audit_broken_chains_total": "",
+    "drawbridge_database_up": "", "drawbridge_revocations_current": "", "drawbridge_backend_credential_failures_total": "backend",
+    "drawbridge_backend_client_certificate_expiry_timestamp_seconds": "backend", "drawbridge_config_reloads_total": "result", "drawbridge_config_last_reload_success_timestamp_seconds": "", "drawbridge_build_info": "version",
 }
 OF_PROMETHEUS = {"up", "process_cpu_seconds_total", "process_resident_memory_bytes", "process_virtual_memory_bytes", "process_open_fds",
                  "process_max_fds", "process_start_time_seconds", "process_threads", "ALERTS"}

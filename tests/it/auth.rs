@@ -6,6 +6,8 @@ mod admin_tokens;
 mod attacks;
 mod audit;
 mod authorize;
+mod backend_id_jag;
+mod callers;
 mod cimd;
 mod configuration;
 mod discovery;

@@ -108,3 +108,28 @@ fn every_test_that_the_page_on_bridging_names_is_there() {
         names.iter().filter(|name| !files.iter().any(|f| f.contains(&format!("fn {name}(")))).collect();
     assert!(missing.is_empty(), "{missing:?}");
 }
+
+#[test]
+fn dashboard_and_alerts_know_every_metric_of_the_page_and_no_other() {
+    let (page, board) = (read("docs/metrics.md"), read("deploy/grafana/drawbridge.json"));
+    let alerts = read("deploy/prometheus/alerts.yaml");
+    let rows = page.lines().filter_map(|line| line.strip_prefix("| `drawbridge_"));
+    let documented: BTreeSet<String> =
+        rows.map(|row| format!("drawbridge_{}", row.split('`').next().unwrap())).collect();
+    assert!(documented.len() > 30, "{documented:?}");
+    let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    let named = |text: &str| -> BTreeSet<String> {
+        let found = text.match_indices("drawbridge_").map(|(at, _)| &text[at..]);
+        let names = found.map(|rest| &rest[..rest.find(|c| !is_part(c)).unwrap_or(rest.len())]);
+        let whole = names.map(|name| {
+            let base = ["_bucket", "_count", "_sum"].iter().find_map(|end| name.strip_suffix(end));
+            base.filter(|_| !documented.contains(name)).unwrap_or(name).to_owned()
+        });
+        whole.collect()
+    };
+    let (drawn, alerted) = (named(&board), named(&alerts));
+    let unknown: Vec<&String> = drawn.union(&alerted).filter(|name| !documented.contains(*name)).collect();
+    assert!(unknown.is_empty(), "no such metrics: {unknown:?}");
+    let missing: Vec<&String> = documented.difference(&drawn).collect();
+    assert!(missing.is_empty(), "deploy/grafana/drawbridge.json does not draw {missing:?}");
+}

@@ -14,6 +14,8 @@ mod bridge;
 #[cfg(test)]
 mod chaos;
 #[cfg(test)]
+mod client_certificates;
+#[cfg(test)]
 mod command_line;
 #[cfg(test)]
 mod docs;

@@ -48,7 +48,9 @@ impl Exporter {
         redis(&mut all, &self.metrics);
         configuration(&mut all, &self.metrics);
         credentials(&mut all, &self.metrics);
-        audit(&mut all, &self.metrics, &(self.gauges)());
+        let gauges = (self.gauges)();
+        audit(&mut all, &self.metrics, &gauges);
+        database(&mut all, &gauges);
         limits(&mut all, &self.metrics);
         all.0.extend(self.process.collect());
         all.0.sort_by(|a, b| a.name().cmp(b.name()));
@@ -122,6 +124,7 @@ fn open(all: &mut Families, gauges: &Gauges) {
 fn backends(all: &mut Families, metrics: &Metrics) {
     let (mut counts, mut durations, mut up) = (Vec::new(), Vec::new(), Vec::new());
     let (mut processes, mut starts) = (Vec::new(), Vec::new());
+    let (mut credentials, mut ends) = (Vec::new(), Vec::new());
     for (backend, counters) in metrics.backends() {
         let own = ("backend", &*backend);
         for outcome in Outcome::ALL {
@@ -131,7 +134,10 @@ fn backends(all: &mut Families, metrics: &Metrics) {
             }
         }
         durations.push(histogram(&[own], &counters.requests.duration));
+        credentials.push(counter(&[own], counters.credential_failures.get()));
         up.extend(counters.up.get().map(|is_up| gauge(&[own], f64::from(is_up))));
+        #[expect(clippy::cast_precision_loss, reason = "a time in seconds")]
+        ends.extend(counters.certificate_end().map(|end| gauge(&[own], end as f64)));
         if let Some(counted) = counters.processes() {
             #[expect(clippy::cast_precision_loss, reason = "a machine has fewer processes")]
             processes.push(gauge(&[own], counted.running.get() as f64));
@@ -146,6 +152,10 @@ fn backends(all: &mut Families, metrics: &Metrics) {
     all.gauges("drawbridge_backend_processes", "Processes of stdio backends that run.", processes);
     let help = "Processes of stdio backends that were started.";
     all.counters("drawbridge_backend_process_starts_total", help, starts);
+    let help = "Times that there was no credential for a backend, or that it took none.";
+    all.counters("drawbridge_backend_credential_failures_total", help, credentials);
+    let help = "When the client certificate of a backend ends, as Unix time.";
+    all.gauges("drawbridge_backend_client_certificate_expiry_timestamp_seconds", help, ends);
 }
 
 /// Nothing, as long as there was no word of Redis.
@@ -223,6 +233,18 @@ fn audit(all: &mut Families, metrics: &Metrics, gauges: &Gauges) {
     let help = "Times that a chain was not swept because it does not hold.";
     all.counters("drawbridge_audit_broken_chains_total", help, one(counted.broken.get()));
     all.gauge("drawbridge_audit_queue", "Calls that wait to be written down.", number(gauges.audit_queue));
+}
+
+/// Nothing, where there is no database.
+fn database(all: &mut Families, gauges: &Gauges) {
+    if let Some(is_up) = gauges.database_up {
+        let help = "Whether the database was read within the last seconds.";
+        all.gauge("drawbridge_database_up", help, f64::from(is_up));
+    }
+    if let Some(is_current) = gauges.revocations_current {
+        let help = "Whether all that was revoked is known, without which no caller is let in.";
+        all.gauge("drawbridge_revocations_current", help, f64::from(is_current));
+    }
 }
 
 #[derive(Default)]
@@ -307,6 +329,7 @@ fn number(count: usize) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use drawbridge_core::Fault;
     use drawbridge_core::metrics::{Era, Method};
 
     use super::*;
@@ -324,7 +347,11 @@ mod tests {
         metrics.configuration.is_applied();
         metrics.audit.is_kept();
         metrics.audit.lost.add(3);
+        metrics.backend("b").failed(&Fault::Refused { backend: "b".to_owned(), status: 401 });
+        metrics.backend("b").failed(&Fault::Draining);
+        let (database_up, revocations_current) = (Some(false), Some(true));
         let gauges = Gauges { audit_queue: 2, streams: [1, 2, 3, 4], sessions: 7, ..Gauges::default() };
+        let gauges = Gauges { database_up, revocations_current, ..gauges };
         let exporter = Exporter::new(metrics, Arc::new(move || gauges));
         let text = TextEncoder::new().encode_to_string(&exporter.families()).unwrap();
         for line in [
@@ -343,6 +370,9 @@ mod tests {
             r#"drawbridge_config_reloads_total{result="refused"} 0"#,
             "drawbridge_audit_lost_total 3",
             "drawbridge_audit_queue 2",
+            "drawbridge_database_up 0",
+            "drawbridge_revocations_current 1",
+            r#"drawbridge_backend_credential_failures_total{backend="b"} 1"#,
         ] {
             assert!(text.lines().any(|shown| shown == line), "{line} is not in\n{text}");
         }

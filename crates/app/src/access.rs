@@ -27,6 +27,7 @@ use drawbridge_core::Tasks;
 use drawbridge_core::seal::KeyRing;
 use drawbridge_core::state::{SharedState, WithFallback};
 use drawbridge_credentials::authority::{Authorities, Pins};
+use drawbridge_credentials::caller::{Callers, OfRecords};
 use drawbridge_credentials::connections::Connections;
 use drawbridge_front::gate::{Gate, PeerAddress};
 use drawbridge_oauth::oidc::{Provider, ProviderOptions};
@@ -324,6 +325,12 @@ impl Access {
     pub fn pins(&self, config: &Config) -> anyhow::Result<Pins> {
         let guarded = GuardedFetcher::new(&guard_options(config)).context("outbound.ca_bundle")?;
         Ok(Pins { vault: self.records.clone(), guarded: Arc::new(guarded) })
+    }
+
+    /// What is known of callers, where backends are told of them.
+    pub fn callers(&self) -> Arc<Callers> {
+        let people = OfRecords::new(self.records.clone(), self.revocations.clone());
+        Arc::new(Callers::new(Arc::new(people), self.signer.clone()))
     }
 
     /// What users have at other servers, where users log in here. Renewals are among `renewals`.

@@ -32,9 +32,9 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 pub use self::model::{
-    Admin, Audit, Auth, Backend, BackendAuth, BackendKind, ClientCredentials, Config, Drain, Endpoint,
-    External, HttpBackend, Limits, Log, Login, Otlp, Outbound, Password, Proxy, Public, Rate, Redis,
-    StdioBackend, Streams, TokenExchange, TokenSource, ToolRate, UserOAuth, UserSecret,
+    Admin, Audit, Auth, Backend, BackendAuth, BackendKind, ClientCertificate, ClientCredentials, Config,
+    Drain, Endpoint, External, HttpBackend, IdJag, Limits, Log, Login, Otlp, Outbound, Password, Proxy,
+    Public, Rate, Redis, StdioBackend, Streams, TokenExchange, TokenSource, ToolRate, UserOAuth, UserSecret,
 };
 pub use self::problem::{Notice, Problem, Problems};
 pub use self::raw::{

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use axum::Router;
 use drawbridge_admin::metrics::Exporter;
-use drawbridge_core::metrics::Metrics;
+use drawbridge_core::metrics::{Gauges, Metrics};
 use drawbridge_core::seal::{KeyRing, SealKey};
 use drawbridge_core::{Tasks, worker};
 use drawbridge_upstream::process::GuardCommand;
@@ -107,10 +107,12 @@ impl Gateway {
             names: EndpointNames::default(),
             connections: None,
             pins: None,
+            callers: None,
         };
         if let Some(access) = &access {
             doors.gate = Some(access.gate());
             doors.pins = Some(access.pins(&config)?);
+            doors.callers = Some(access.callers());
             doors.connections = access.connections(&config, &ring, &work.backends)?;
             doors.others = Some(access.router(&config, &ring, &doors.names, doors.connections.clone())?);
             access.tend(&work.fleet, doors.connections.as_ref());
@@ -177,7 +179,13 @@ impl Gateway {
     fn serve_probes(&self, listener: std::net::TcpListener, more: Router) -> anyhow::Result<()> {
         let listener = TcpListener::from_std(listener)?;
         let wired = self.wired.clone();
-        let exporter = Exporter::new(self.wired.metrics.clone(), Arc::new(move || wired.gauges()));
+        let revocations = self.access.as_ref().map(|access| access.revocations.clone());
+        let gauges = move || Gauges {
+            database_up: revocations.as_ref().map(|known| known.is_database_up()),
+            revocations_current: revocations.as_ref().map(|known| known.is_current()),
+            ..wired.gauges()
+        };
+        let exporter = Exporter::new(self.wired.metrics.clone(), Arc::new(gauges));
         let routes = drawbridge_admin::probes(self.work.clients.clone(), self.reasons());
         let routes = routes.merge(exporter.routes()).merge(more);
         let routes = routes.into_make_service_with_connect_info::<SocketAddr>();

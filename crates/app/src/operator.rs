@@ -120,6 +120,7 @@ impl Admin {
             proxy: None,
             connect_timeout: Duration::from_secs(5),
             workers: 1,
+            client_certificate: None,
         };
         let url = args.admin_url.clone();
         if url.cannot_be_a_base() || !matches!(url.scheme(), "http" | "https") {

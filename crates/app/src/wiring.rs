@@ -1,29 +1,27 @@
 //! From the checked configuration to backends, endpoints and the public face.
 
 pub(crate) mod exchange;
+mod proof;
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use anyhow::{Context as _, anyhow};
 use axum::Router;
-use drawbridge_auth::fetch::Fetch;
 use drawbridge_auth::policy::{Rules, StepUp};
 use drawbridge_core::accounts::Accounts;
 use drawbridge_core::audit::CallAudit;
-use drawbridge_core::credentials::Credentials;
 use drawbridge_core::event_log::EventRing;
 use drawbridge_core::fleet::Peers;
 use drawbridge_core::glob::Glob;
-use drawbridge_core::metrics::{Gauges, Metrics};
+use drawbridge_core::metrics::{Ends, Gauges, Metrics};
 use drawbridge_core::seal::KeyRing;
 use drawbridge_core::state::{Quota, SharedState, WithFallback};
 use drawbridge_core::trace::Tracer;
 use drawbridge_core::{Backend, BackendName, RoundOptions, Rounds, Tasks, Trust};
 use drawbridge_credentials::authority::{Pins, Site};
-use drawbridge_credentials::client_credentials::{self, ClientCredentials};
+use drawbridge_credentials::caller::Callers;
 use drawbridge_credentials::connections::{Connections, KeySite};
-use drawbridge_credentials::fixed::{Fixed, Value};
 use drawbridge_front::gate::Gate;
 use drawbridge_front::limits::{Limits, ToolLimit};
 use drawbridge_front::options::FrontOptions;
@@ -32,17 +30,14 @@ use drawbridge_upstream::http::Target;
 use drawbridge_upstream::process::{GuardCommand, Spec};
 use drawbridge_upstream::stdio::{ProcessCap, ProcessOptions};
 use drawbridge_upstream::{
-    EraChoice, GuardOptions, HttpBackend, Options, Outbound, OutboundOptions, Proof, Proxy, SessionScope,
-    StdioBackend, TransportChoice,
+    ClientCertificate, EraChoice, GuardOptions, HttpBackend, Options, Outbound, OutboundOptions, Proxy,
+    SessionScope, StdioBackend, TransportChoice,
 };
-use http::{HeaderMap, HeaderName, HeaderValue};
 use parking_lot::Mutex;
 
+use self::proof::server_fetcher;
 use crate::access::EndpointNames;
-use crate::config::{
-    self, AuthMode, BackendAuth, BackendKind, ClientAuth, Config, Era, Rate, TokenSource, ToolRate, Transport,
-};
-use crate::fetch::Fetcher;
+use crate::config::{self, AuthMode, BackendAuth, BackendKind, Config, Era, Rate, ToolRate, Transport};
 use crate::live::Current;
 use crate::open_files::OpenFiles;
 
@@ -110,6 +105,8 @@ pub struct Doors {
     pub connections: Option<Arc<Connections>>,
     /// Where the authorization servers of backends are pinned.
     pub pins: Option<Pins>,
+    /// What is known of callers.
+    pub callers: Option<Arc<Callers>>,
 }
 
 /// Makes all parts. `guard` starts stdio backends, `workers` is the number of runtimes.
@@ -140,6 +137,7 @@ pub fn wire(
         keys: keys.clone(),
         connections: doors.connections,
         pins: doors.pins,
+        callers: doors.callers,
     };
     // What a parked call still has to say goes to a backend, so it ends with the work there.
     let rounds = Rounds::new(keys.clone(), round_options(config), peers.clone(), work.backends.clone());
@@ -262,6 +260,7 @@ pub(crate) struct Means {
     keys: Arc<KeyRing>,
     pub(crate) connections: Option<Arc<Connections>>,
     pins: Option<Pins>,
+    callers: Option<Arc<Callers>>,
 }
 
 impl Means {
@@ -314,14 +313,18 @@ pub(crate) fn make_backend(
     let made = match &backend.kind {
         BackendKind::Http(http) => {
             let target = Target::parse(http.url.as_str())?;
-            let outbound =
-                Outbound::new(target.uri(), &outbound_options(config, http, &options, means.workers))?;
+            let reach = outbound_options(config, http, &options, means.workers)?;
+            if let Some(shown) = &reach.client_certificate {
+                let shown: Weak<dyn Ends> = Arc::<ClientCertificate>::downgrade(shown);
+                options.metrics.shows(shown);
+            }
+            let outbound = Outbound::new(target.uri(), &reach)?;
             let transport = match http.transport {
                 Transport::Auto => TransportChoice::Auto,
                 Transport::StreamableHttp => TransportChoice::StreamableHttp,
                 Transport::Sse => TransportChoice::Sse,
             };
-            let (proof, accounts) = proof(config, &name, http, means)?;
+            let (proof, accounts) = proof::proof(config, &name, http, means)?;
             let made = HttpBackend::new(target, proof, transport, outbound, options, tasks.clone());
             return Ok(Made { backend: made, accounts });
         }
@@ -354,6 +357,7 @@ pub(crate) fn collector_options(config: &Config) -> OutboundOptions {
         proxy: proxy(config),
         connect_timeout: Duration::from_secs(5),
         workers: 1,
+        client_certificate: None,
     }
 }
 
@@ -376,116 +380,20 @@ fn outbound_options(
     http: &config::HttpBackend,
     options: &Options,
     workers: usize,
-) -> OutboundOptions {
+) -> anyhow::Result<OutboundOptions> {
     let own = &http.ca_bundle;
-    OutboundOptions {
+    let client_certificate = http.client_certificate.as_ref().map(|written| {
+        let (certificate, key) = (written.certificate.live(), written.key.live());
+        let (certificate, key) = (Arc::new(move || certificate.read()), Arc::new(move || key.read()));
+        ClientCertificate::new(options.name.as_str(), certificate, key)
+    });
+    Ok(OutboundOptions {
         ca_bundles: if own.is_empty() { config.outbound.ca_bundle.clone() } else { own.clone() },
         proxy: proxy(config),
         connect_timeout: options.connect_timeout,
         workers,
-    }
-}
-
-/// What the gateway proves itself to a backend with, and who knows whether users can be named there.
-fn proof(
-    config: &Config,
-    name: &BackendName,
-    http: &config::HttpBackend,
-    means: &Means,
-) -> anyhow::Result<(Proof, Option<Arc<dyn Accounts>>)> {
-    let mut headers = HeaderMap::new();
-    let mut changing = Vec::new();
-    for (name, value) in &http.headers {
-        if value.may_change() {
-            changing.push((name.clone(), Value::Plain(value.live())));
-        }
-        let mut value = HeaderValue::from_str(value.expose()).with_context(|| {
-            format!("the value of header \"{name}\" has characters that HTTP does not allow")
-        })?;
-        value.set_sensitive(true);
-        headers.insert(HeaderName::from_bytes(name.as_bytes())?, value);
-    }
-    let mut beside: Option<Arc<dyn Credentials>> = None;
-    let mut accounts: Option<Arc<dyn Accounts>> = None;
-    match &http.auth {
-        None => {}
-        Some(BackendAuth::Header { name, value }) => {
-            changing.push((name.clone(), Value::Plain(value.live())))
-        }
-        Some(BackendAuth::Basic { user, password }) => {
-            changing.push(("authorization".to_owned(), Value::Basic(user.clone(), password.live())));
-        }
-        Some(BackendAuth::ClientCredentials(written)) => {
-            beside = Some(Arc::new(client_credentials(config, name, http, written, means)?));
-        }
-        Some(BackendAuth::UserOAuth(_) | BackendAuth::UserSecret(_)) => {
-            let of_users = means.connections()?.of(name.as_str());
-            beside = Some(of_users.clone());
-            accounts = Some(of_users);
-        }
-        Some(BackendAuth::TokenExchange(written)) => {
-            let exchange = Arc::new(exchange::exchange(config, name, http, written, means)?);
-            beside = Some(exchange.clone());
-            accounts = Some(exchange);
-        }
-    }
-    let credentials = match beside {
-        beside if changing.is_empty() => beside,
-        beside => Some(Arc::new(Fixed::new(changing, beside)) as Arc<dyn Credentials>),
-    };
-    Ok((Proof { headers, credentials }, accounts))
-}
-
-fn method(written: Option<ClientAuth>) -> client_credentials::Method {
-    match written {
-        None => client_credentials::Method::Any,
-        Some(ClientAuth::Basic) => client_credentials::Method::Basic,
-        Some(ClientAuth::Post) => client_credentials::Method::Post,
-    }
-}
-
-fn client_credentials(
-    config: &Config,
-    name: &BackendName,
-    http: &config::HttpBackend,
-    written: &config::ClientCredentials,
-    means: &Means,
-) -> anyhow::Result<ClientCredentials> {
-    let trusted: Arc<dyn Fetch> = Arc::new(server_fetcher(config, http));
-    let options = client_credentials::Options {
-        name: name.to_string(),
-        from: match &written.from {
-            TokenSource::Endpoint(url) => client_credentials::From::Endpoint(url.clone()),
-            TokenSource::Issuer(issuer) => client_credentials::From::Issuer(issuer.clone()),
-            TokenSource::Backend => {
-                let pins = means.pins.clone().context("there is no database to pin its server in")?;
-                let site = Site {
-                    name: name.to_string(),
-                    url: http.url.clone(),
-                    issuer: None,
-                    client: None,
-                    scopes: Vec::new(),
-                    resource: None,
-                    trusted: trusted.clone(),
-                };
-                client_credentials::From::Backend(Box::new((pins, site)))
-            }
-        },
-        client_id: written.client_id.clone(),
-        secret: written.client_secret.live(),
-        method: method(written.client_auth),
-        scopes: written.scopes.clone(),
-        resource: written.resource.clone(),
-    };
-    let state = means.peers.state().clone();
-    Ok(ClientCredentials::new(options, trusted, means.keys.clone(), state, means.tasks.clone()))
-}
-
-/// Reaches the authorization server of a backend that the configuration names.
-fn server_fetcher(config: &Config, http: &config::HttpBackend) -> Fetcher {
-    let mut options = collector_options(config);
-    options.ca_bundles.extend(http.ca_bundle.iter().cloned());
-    Fetcher::new(options)
+        client_certificate: client_certificate.transpose().context("client_certificate")?,
+    })
 }
 
 /// The backends that users give a key for.

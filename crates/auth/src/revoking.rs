@@ -26,6 +26,8 @@ use crate::records::{Records, RecordsError, Revocation, Time};
 pub const READ_EVERY: Duration = Duration::from_millis(300);
 /// And while it is heard: who works on the database itself tells the log nothing.
 const READ_BESIDE_EVERY: Duration = Duration::from_millis(500);
+/// A database that was not read for so long is away.
+const AWAY: Duration = Duration::from_secs(5);
 /// What was read is current for so long.
 const CURRENT: Duration = Duration::from_secs(1);
 /// Clocks of instances may differ by this much, so that more is read again than seems needed.
@@ -142,6 +144,11 @@ impl Revocations {
     /// Whether all that was revoked up to a second ago is known here.
     pub fn is_current(&self) -> bool {
         self.has_read_all.load(Ordering::Acquire) && (self.log.is_current() || self.was_read_within(CURRENT))
+    }
+
+    /// Whether the database can be read: it is, every half second.
+    pub fn is_database_up(&self) -> bool {
+        self.was_read_within(AWAY)
     }
 
     fn was_read_within(&self, time: Duration) -> bool {

@@ -1,6 +1,7 @@
 //! Access tokens that the gateway's own authorization server issues (RFC 9068), and the keys that sign them. Keys are
 //! in the records, sealed; all instances sign with the same and publish the same.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -24,6 +25,10 @@ use crate::records::{Grant, Records, RecordsError, SigningKey, Time, User};
 
 /// Access tokens are of this type.
 const TYPE: &str = "at+jwt";
+/// What backends are told of callers with is of this type, which nobody takes for an access token.
+pub const IDENTITY_TYPE: &str = "drawbridge-identity+jwt";
+/// It is good for this long.
+const IDENTITY: TimeDelta = TimeDelta::minutes(5);
 /// A key signs for so long.
 const SIGNS: TimeDelta = TimeDelta::days(90);
 /// Its successor is published this long before.
@@ -97,6 +102,36 @@ struct Asserted<'a> {
     iat: i64,
     exp: i64,
     jti: String,
+}
+
+/// What a backend is told of a caller.
+#[derive(Debug, Clone, Serialize)]
+pub struct Told<'a> {
+    /// Who it is.
+    pub sub: &'a str,
+    /// Who is told.
+    pub aud: &'a str,
+    /// By which client it calls.
+    pub client_id: &'a str,
+    /// An address, as the identity provider says.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub email: Option<&'a str>,
+    /// A name, for display.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub name: Option<&'a str>,
+    /// Groups, as the identity provider says.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub groups: Option<&'a BTreeSet<String>>,
+}
+
+#[derive(Serialize)]
+struct Identified<'a> {
+    iss: &'a str,
+    iat: i64,
+    exp: i64,
+    jti: String,
+    #[serde(flatten)]
+    told: &'a Told<'a>,
 }
 
 impl Signer {
@@ -239,6 +274,22 @@ impl Signer {
             jti: URL_SAFE_NO_PAD.encode(rand::random::<[u8; 16]>()),
         };
         self.sign("JWT", &claims, now)
+    }
+
+    /// Tells a backend who a caller is. It is no access token, and good for five minutes.
+    ///
+    /// # Errors
+    ///
+    /// If there is no key to sign with.
+    pub fn identify(&self, told: &Told<'_>, now: Time) -> Result<String, SigningError> {
+        let claims = Identified {
+            iss: &self.issuer,
+            iat: now.timestamp(),
+            exp: (now + IDENTITY).timestamp(),
+            jti: URL_SAFE_NO_PAD.encode(rand::random::<[u8; 16]>()),
+            told,
+        };
+        self.sign(IDENTITY_TYPE, &claims, now)
     }
 
     fn sign(&self, typ: &str, claims: &impl Serialize, now: Time) -> Result<String, SigningError> {

@@ -11,8 +11,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use chrono::Utc;
-use drawbridge_core::Tasks;
 use drawbridge_core::state::WithFallback;
+use drawbridge_core::{Subject, SubjectKind, Tasks};
 use ipnet::IpNet;
 use moka::future::Cache;
 use parking_lot::Mutex;
@@ -294,7 +294,11 @@ impl Verifier {
         };
         let principal = context(&claims.iss, &claims.sub, &client, &resource, kind);
         let identity = Identity {
-            principal: if issuer.is_own { principal.of_user(&claims.sub) } else { principal },
+            principal: principal.of(Subject {
+                kind: if issuer.is_own { SubjectKind::User } else { SubjectKind::External },
+                id: claims.sub.clone(),
+                client: client.clone(),
+            }),
             caller: shown(kind, &claims.sub, &client, &credential),
             issuer: claims.iss.clone(),
             subject: claims.sub.clone(),
@@ -319,7 +323,13 @@ impl Verifier {
         let active = introspection.ask(credential, key, policy, &resource).await?;
         let kind = if active.subject == active.client { Kind::Service } else { Kind::User };
         let identity = Identity {
-            principal: context(&policy.issuer, &active.subject, &active.client, &resource, kind),
+            principal: context(&policy.issuer, &active.subject, &active.client, &resource, kind).of(
+                Subject {
+                    kind: SubjectKind::External,
+                    id: active.subject.clone(),
+                    client: active.client.clone(),
+                },
+            ),
             caller: shown(kind, &active.subject, &active.client, &Credential::External),
             issuer: policy.issuer.clone(),
             subject: active.subject.clone(),
@@ -365,7 +375,11 @@ impl Verifier {
         let principal = context(&issuer, &subject, &client, &self.resource(endpoint), kind);
         let credential = Credential::Token(token.id);
         let identity = Identity {
-            principal: if kind == Kind::User { principal.of_user(&subject) } else { principal },
+            principal: principal.of(Subject {
+                kind: if kind == Kind::User { SubjectKind::User } else { SubjectKind::Service },
+                id: subject.clone(),
+                client: client.clone(),
+            }),
             caller: shown(kind, &subject, &client, &credential),
             issuer,
             subject,

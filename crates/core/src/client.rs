@@ -5,6 +5,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use drawbridge_wire::message::Field;
 use drawbridge_wire::{Message, ProtocolVersion, RpcError, code, json, method};
+use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
 use crate::fault::Fault;
@@ -13,7 +14,33 @@ use crate::fault::Fault;
 #[derive(Debug, Clone)]
 pub struct Principal {
     name: Arc<str>,
-    user: Option<Arc<str>>,
+    subject: Option<Arc<Subject>>,
+}
+
+/// Who a caller is that was asked. Backends are told of it, if the configuration says so.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Subject {
+    /// Whose name it is.
+    #[serde(rename = "k")]
+    pub kind: SubjectKind,
+    /// The name.
+    #[serde(rename = "n")]
+    pub id: String,
+    /// By which client it calls.
+    #[serde(rename = "c")]
+    pub client: String,
+}
+
+/// Who knows a caller.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SubjectKind {
+    /// The gateway: it is the id of a user.
+    User,
+    /// The gateway: it is the name of a service.
+    Service,
+    /// An issuer of tokens, which alone knows what it means.
+    External,
 }
 
 impl Principal {
@@ -24,13 +51,18 @@ impl Principal {
 
     /// The principal called `name`.
     pub fn named(name: &str) -> Self {
-        Self { name: Arc::from(name), user: None }
+        Self { name: Arc::from(name), subject: None }
     }
 
-    /// The same, which acts for the user with this id. The name must be one that only this user's principals have.
+    /// The same, which acts for `subject`. The name must be one that only this subject with this client has.
     #[must_use]
-    pub fn of_user(self, id: &str) -> Self {
-        Self { user: Some(Arc::from(id)), ..self }
+    pub fn of(self, subject: Subject) -> Self {
+        Self { subject: Some(Arc::new(subject)), ..self }
+    }
+
+    /// Who it is, if it was asked.
+    pub fn subject(&self) -> Option<&Subject> {
+        self.subject.as_deref()
     }
 
     /// Its name.
@@ -40,7 +72,7 @@ impl Principal {
 
     /// The id of the user that it acts for, if it acts for one that the gateway knows.
     pub fn user(&self) -> Option<&str> {
-        self.user.as_deref()
+        self.subject().filter(|subject| subject.kind == SubjectKind::User).map(|subject| &*subject.id)
     }
 }
 

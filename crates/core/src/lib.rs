@@ -37,7 +37,7 @@ pub mod worker;
 
 pub use backend::{Backend, BackendName, Conversation, Description};
 pub use call::{Ask, AskKey, Call, Event, Events, Reply, Resume, Round, Shape};
-pub use client::{Answers, Client, Principal, ProfileKey};
+pub use client::{Answers, Client, Principal, ProfileKey, Subject, SubjectKind};
 pub use endpoint::{Conversing, Endpoint};
 pub use fault::{Blame, Fault, Retry};
 pub use recalling::{Keeping, Recalling};

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicI8, AtomicI64, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, SystemTime};
 
 use drawbridge_wire::message::Field;
@@ -386,10 +386,20 @@ pub struct Backend {
     pub requests: Requests,
     /// Whether it answers at all.
     pub up: Up,
+    /// Times that there was no credential for it, or that it did not take one.
+    pub credential_failures: Counter,
     /// What went wrong there last.
     trouble: Mutex<Option<Trouble>>,
     /// Those of a backend that is a program; `None` of others.
     processes: OnceLock<Processes>,
+    /// What it is shown in TLS, as long as that is used.
+    certificate: Mutex<Option<Weak<dyn Ends>>>,
+}
+
+/// Something that is good up to some time, which may change.
+pub trait Ends: std::fmt::Debug + Send + Sync {
+    /// That time, in seconds of Unix time.
+    fn end(&self) -> i64;
 }
 
 /// What is counted of a program's processes.
@@ -417,6 +427,9 @@ pub struct Trouble {
 impl Backend {
     /// Something went wrong. What is not the backend's is not kept.
     pub fn failed(&self, fault: &Fault) {
+        if matches!(fault, Fault::NoCredential { .. } | Fault::Refused { .. }) {
+            self.credential_failures.inc();
+        }
         let Some(advice) = fault.advice() else { return };
         let message = fault.to_string();
         let trouble = Trouble { at: SystemTime::now(), code: fault.code(), message, advice };
@@ -426,6 +439,17 @@ impl Backend {
     /// What went wrong last.
     pub fn trouble(&self) -> Option<Trouble> {
         self.trouble.lock().clone()
+    }
+
+    /// It is shown this certificate.
+    pub fn shows(&self, certificate: Weak<dyn Ends>) {
+        *self.certificate.lock() = Some(certificate);
+    }
+
+    /// When the certificate ends that it is shown, if it is shown one.
+    pub fn certificate_end(&self) -> Option<i64> {
+        let certificate = self.certificate.lock().as_ref()?.upgrade()?;
+        Some(certificate.end())
     }
 
     /// A request to it has ended, after this long if that says something about the backend.
@@ -674,6 +698,10 @@ pub struct Gauges {
     pub event_log_bytes: usize,
     /// Calls that wait to be written into the audit trail.
     pub audit_queue: usize,
+    /// Whether the database was read within the last seconds, if there is one.
+    pub database_up: Option<bool>,
+    /// Whether all that was revoked is known here, if anything can be.
+    pub revocations_current: Option<bool>,
 }
 
 #[cfg(test)]

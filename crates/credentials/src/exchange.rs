@@ -8,6 +8,9 @@
 //! the server says that the login is no good ─▶ renew it, exchange again ─▶ no again ─▶ the user is told
 //! ```
 //!
+//! Where the backend trusts another server, what the provider gives is no token of the backend but an assertion for that
+//! server (ID-JAG), which gives the token for it.
+//!
 //! What is exchanged is the provider's own, never a token of this gateway and never what a client has sent. What was got
 //! is kept in memory for some minutes, and with the login it is over: a new one has another version.
 
@@ -18,8 +21,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use base64::Engine as _;
-use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use chrono::Utc;
 use drawbridge_auth::fetch::Fetch;
 use drawbridge_core::accounts::Accounts;
@@ -72,6 +73,19 @@ pub struct Options {
     pub method: Method,
     /// What is asked for.
     pub wanted: Wanted,
+    /// Whom what was got is shown to, if the server only vouches for the user.
+    pub redeemed: Option<Redeemed>,
+}
+
+/// Where an assertion becomes a token of the backend.
+#[derive(Clone)]
+pub struct Redeemed {
+    /// Of that server.
+    pub issuer: String,
+    /// The gateway's id there, and its secret.
+    pub client: (String, Option<Secret>),
+    /// How that is shown.
+    pub method: Method,
 }
 
 /// What is known for a user, as long as the login is this version of it.
@@ -105,6 +119,8 @@ struct Inner {
     known: Mutex<HashMap<String, Known>>,
     turns: Turns,
     server: Mutex<Option<Metadata>>,
+    /// The one that assertions are shown to.
+    redeeming: Mutex<Option<Metadata>>,
     /// The server is not asked until then, and why.
     resting: Mutex<Option<(Instant, Duration, String)>>,
 }
@@ -119,6 +135,7 @@ impl Exchange {
             known: Mutex::default(),
             turns: Turns::default(),
             server: Mutex::default(),
+            redeeming: Mutex::default(),
             resting: Mutex::default(),
         }))
     }
@@ -321,7 +338,15 @@ impl Inner {
                 let what = if is_denied { What::Denied } else { What::Again };
                 Ok(self.remember(user, subject, until, what))
             }
-            Asked::Refused(why) => {
+            Asked::NotTaken(NoToken::Refused(code)) if code == "access_denied" || code == "invalid_grant" => {
+                tracing::warn!(
+                    backend.name = name,
+                    user.id = user,
+                    "the backend's authorization server does not take what the identity provider says of the user ({code})"
+                );
+                Ok(self.remember(user, subject, until, What::Denied))
+            }
+            Asked::Refused(why) | Asked::NotTaken(why) => {
                 let text = why.to_string();
                 if matches!(why, NoToken::Refused(_)) {
                     tracing::error!(
@@ -360,15 +385,30 @@ impl Inner {
             }
         };
         let server = self.server().await.map_err(|why| Asked::Refused(NoToken::Unavailable(why)))?;
-        let (id, secret) = &options.client;
-        let mut client = ClientIdentity::with_secret(id, secret.clone(), &server);
-        match (options.method, secret.clone()) {
-            (Method::Basic, Some(secret)) => client.proof = ClientProof::Basic(secret),
-            (Method::Post, Some(secret)) => client.proof = ClientProof::Post(secret),
-            (Method::Any, _) | (_, None) => {}
-        }
-        let exchanged = answer::exchange(&*self.fetch, &server, &client, shown, &options.wanted);
-        exchanged.await.map_err(Asked::Refused)
+        let client = client(&options.client, options.method, &server);
+        let Some(redeemed) = &options.redeemed else {
+            let exchanged = answer::exchange(&*self.fetch, &server, &client, shown, &options.wanted);
+            return exchanged.await.map_err(Asked::Refused);
+        };
+        let vouched =
+            answer::vouched(&*self.fetch, &server, &client, shown, &options.wanted, &redeemed.issuer);
+        let assertion = vouched.await.map_err(Asked::Refused)?;
+        self.redeem(redeemed, &assertion).await.map_err(Asked::NotTaken)
+    }
+
+    /// Shows an assertion to the server that the backend trusts.
+    async fn redeem(&self, redeemed: &Redeemed, assertion: &str) -> Result<Exchanged, NoToken> {
+        let known = self.redeeming.lock().clone();
+        let server = match known {
+            Some(known) => known,
+            None => {
+                let found = server::metadata(&*self.fetch, &redeemed.issuer).await;
+                let found = found.map_err(|why| NoToken::Unavailable(why.to_string()))?;
+                self.redeeming.lock().insert(found).clone()
+            }
+        };
+        let client = client(&redeemed.client, redeemed.method, &server);
+        answer::redeem(&*self.fetch, &server, &client, assertion, &self.options.wanted.scopes).await
     }
 
     async fn server(&self) -> Result<Metadata, String> {
@@ -391,6 +431,8 @@ enum Asked {
     NoIdToken,
     /// The server gives none.
     Refused(NoToken),
+    /// The server that the backend trusts gives none for what was given.
+    NotTaken(NoToken),
 }
 
 impl Asked {
@@ -401,9 +443,20 @@ impl Asked {
             Self::Refused(NoToken::Refused(code)) => {
                 matches!(&code[..], "invalid_grant" | "invalid_request" | "invalid_token") || wants_user(code)
             }
-            Self::Refused(NoToken::Unavailable(_)) => false,
+            Self::Refused(NoToken::Unavailable(_)) | Self::NotTaken(_) => false,
         }
     }
+}
+
+/// The gateway as a client of `server`.
+fn client((id, secret): &(String, Option<Secret>), method: Method, server: &Metadata) -> ClientIdentity {
+    let mut client = ClientIdentity::with_secret(id, secret.clone(), server);
+    match (method, secret.clone()) {
+        (Method::Basic, Some(secret)) => client.proof = ClientProof::Basic(secret),
+        (Method::Post, Some(secret)) => client.proof = ClientProof::Post(secret),
+        (Method::Any, _) | (_, None) => {}
+    }
+    client
 }
 
 /// Whether a server says that the user has to do something.
@@ -413,9 +466,7 @@ fn wants_user(code: &str) -> bool {
 
 /// Whether an ID token can still be shown. Who has given it was checked when it came.
 fn is_good(token: &str) -> bool {
-    let claims = token.split('.').nth(1).and_then(|claims| URL_SAFE_NO_PAD.decode(claims).ok());
-    let claims = claims.and_then(|claims| serde_json::from_slice::<serde_json::Value>(&claims).ok());
-    let end = claims.and_then(|claims| claims.get("exp")?.as_f64());
+    let end = answer::claims(token).and_then(|claims| claims.get("exp")?.as_f64());
     #[expect(clippy::cast_precision_loss, reason = "a time in seconds")]
     end.is_some_and(|end| (Utc::now().timestamp() + 10) as f64 <= end)
 }

@@ -1,4 +1,5 @@
-//! What backends are called with: fixed headers, tokens of the gateway's own, tokens of its users.
+//! What backends are called with: fixed headers, what is known of the caller, tokens of the gateway's own, tokens of its
+//! users.
 //!
 //! Each kind gives [`drawbridge_core::credentials::Credential`]s for one backend, and hears when one was refused. Where
 //! a token is from another server, the gateway is an OAuth client of it ([`server`], [`token`]).
@@ -6,6 +7,7 @@
 //! Must not know: axum, hyper, Redis, SQL, configuration files, what backends speak.
 
 pub mod authority;
+pub mod caller;
 pub mod client_credentials;
 pub mod connections;
 pub mod exchange;

@@ -216,8 +216,7 @@ impl Front {
             streams: inner.streams.by_kind(),
             sessions: inner.legacy.session_count(),
             parked: inner.rounds.count(),
-            event_log_bytes: 0,
-            audit_queue: 0,
+            ..Gauges::default()
         }
     }
 

@@ -57,6 +57,14 @@ impl Client {
         Self { always, ..self.clone() }
     }
 
+    /// The same with one more header in all requests.
+    #[must_use]
+    pub fn always(&self, name: &'static str, value: &str) -> Self {
+        let mut always = self.always.clone();
+        always.insert(name, value.parse().unwrap());
+        Self { always, ..self.clone() }
+    }
+
     /// Sends a request with just these headers.
     ///
     /// # Panics

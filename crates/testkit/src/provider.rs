@@ -32,6 +32,8 @@ pub struct Rules {
     pub fault: Option<(u16, Value)>,
     /// What its token endpoint answers to an exchange in place of a token.
     pub exchange_fault: Option<(u16, Value)>,
+    /// Claims that its assertions for other servers (ID-JAG) have in place of the right ones.
+    pub vouched: Value,
     /// What it calls itself in answers at the redirect URI; `None`: nothing.
     pub iss: Option<String>,
 }
@@ -55,6 +57,7 @@ impl Default for Rules {
             metadata: json!({}),
             fault: None,
             exchange_fault: None,
+            vouched: json!({}),
             iss: None,
         }
     }
@@ -252,11 +255,15 @@ fn subject_of(state: &State, authorization: &str) -> Option<String> {
     is_good.then(|| access.subject.clone())
 }
 
+/// What a JSON Web Token says.
+fn claims(token: &str) -> Option<Value> {
+    let claims = URL_SAFE_NO_PAD.decode(token.split('.').nth(1)?).ok()?;
+    serde_json::from_slice(&claims).ok()
+}
+
 /// Whose an ID token is, as it says.
 fn subject_of_id_token(token: &str) -> Option<String> {
-    let claims = URL_SAFE_NO_PAD.decode(token.split('.').nth(1)?).ok()?;
-    let claims: Value = serde_json::from_slice(&claims).ok()?;
-    Some(claims["sub"].as_str()?.to_owned())
+    Some(claims(token)?["sub"].as_str()?.to_owned())
 }
 
 async fn answer(state: Arc<Mutex<State>>, request: Request) -> Reply {
@@ -437,6 +444,9 @@ fn token(state: &Mutex<State>, request: &Request) -> Reply {
             let audience = form.get("audience").or_else(|| form.get("resource"));
             let subject = format!("{subject}@{}", audience.map(String::as_str).unwrap_or_default());
             let requested = of("requested_token_type").to_owned();
+            if requested == "urn:ietf:params:oauth:token-type:id-jag" {
+                return vouch(&state, request, &form, subject.split('@').next().unwrap_or_default(), &client);
+            }
             let answer = issued(&mut state, &subject, of("scope"), None);
             let answer = answer.map(|mut answer| {
                 if let Some(token) = answer["access_token"].as_str()
@@ -449,8 +459,34 @@ fn token(state: &Mutex<State>, request: &Request) -> Reply {
             });
             reply(answer)
         }
+        "urn:ietf:params:oauth:grant-type:jwt-bearer" => {
+            let own = format!("{}://{}", state.scheme, request.header("host"));
+            let Some(claims) = claims(of("assertion")) else { return error(400, "invalid_grant") };
+            if claims["aud"] != own.as_str() || claims["client_id"] != client.as_str() {
+                return error(400, "invalid_grant");
+            }
+            let text = |name: &str| claims[name].as_str().unwrap_or_default().to_owned();
+            let subject = format!("{}@{}", text("sub"), text("resource"));
+            issue(&mut state, &subject, of("scope"), None)
+        }
         _ => error(400, "unsupported_grant_type"),
     }
+}
+
+/// Vouches for `subject` to another server, at which the gateway is the client `drawbridge`.
+fn vouch(state: &State, request: &Request, form: &Form, subject: &str, client: &str) -> Reply {
+    let Some((_, sign)) = &state.identity else { return error(400, "invalid_request") };
+    let mut claims = json!({
+        "iss": format!("{}://{}", state.scheme, request.header("host")), "sub": subject,
+        "aud": form.get("audience"), "resource": form.get("resource"), "client_id": "drawbridge", "asked_by": client,
+    });
+    for (key, value) in state.rules.vouched.as_object().into_iter().flatten() {
+        claims[key] = value.clone();
+    }
+    Reply::json(&json!({
+        "access_token": sign(&claims), "token_type": "N_A", "expires_in": 300,
+        "issued_token_type": "urn:ietf:params:oauth:token-type:id-jag",
+    }))
 }
 
 fn issue(state: &mut State, subject: &str, scope: &str, family: Option<usize>) -> Reply {

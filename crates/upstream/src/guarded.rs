@@ -141,7 +141,7 @@ impl Guarded {
         tcp.set_nodelay(true);
         tcp.enforce_http(false);
         let secure = hyper_rustls::HttpsConnectorBuilder::new()
-            .with_tls_config(tls_config(&options.ca_bundles)?)
+            .with_tls_config(tls_config(&options.ca_bundles, None)?)
             .https_only()
             .enable_all_versions()
             .wrap_connector(tcp);

@@ -11,6 +11,7 @@ mod abandoned;
 pub mod answer;
 mod answering;
 mod changes;
+pub mod client_certificate;
 mod described;
 mod fleet;
 pub mod guarded;
@@ -29,6 +30,7 @@ mod standing;
 pub mod stdio;
 mod tasks;
 
+pub use client_certificate::ClientCertificate;
 pub use guarded::{GuardOptions, Guarded};
 pub use http::{HttpBackend, Proof};
 pub use options::{EraChoice, Options, SessionScope, TransportChoice};

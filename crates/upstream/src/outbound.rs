@@ -18,10 +18,13 @@ use hyper_util::client::legacy::connect::proxy::Tunnel;
 use hyper_util::client::legacy::{Client, Error};
 use hyper_util::client::proxy::matcher::Matcher;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use rustls::client::Resumption;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject as _;
-use rustls::{CertificateError, RootCertStore};
+use rustls::{AlertDescription, CertificateError, RootCertStore};
 use tokio::net::TcpStream;
+
+use crate::client_certificate::ClientCertificate;
 
 /// The proxy for `https` backends.
 #[derive(Clone)]
@@ -49,6 +52,8 @@ pub struct OutboundOptions {
     pub connect_timeout: Duration,
     /// How many runtimes there are; each has a pool of its own.
     pub workers: usize,
+    /// What is shown in TLS.
+    pub client_certificate: Option<Arc<ClientCertificate>>,
 }
 
 /// Why a client can't be made.
@@ -117,7 +122,10 @@ enum Pools {
 
 /// A client for one backend.
 #[derive(Debug)]
-pub struct Outbound(Pools);
+pub struct Outbound {
+    pools: Pools,
+    shows_certificate: bool,
+}
 
 /// Idle connections are closed after this long, below what balancers and servers usually allow.
 const POOL_IDLE: Duration = Duration::from_secs(50);
@@ -133,7 +141,7 @@ impl Outbound {
         let workers = options.workers.max(1);
         if target.scheme_str() != Some("https") {
             let pools = (0..workers).map(|_| builder().build(tcp.clone())).collect();
-            return Ok(Self(Pools::Plain(pools)));
+            return Ok(Self { pools: Pools::Plain(pools), shows_certificate: false });
         }
         let route = match proxy_for(target, options.proxy.as_ref())? {
             Some((proxy, auth)) => {
@@ -145,18 +153,42 @@ impl Outbound {
             }
             None => Route::Direct(tcp),
         };
-        let tls = tls_config(&options.ca_bundles)?;
+        let tls = tls_config(&options.ca_bundles, options.client_certificate.as_ref())?;
         let secure = hyper_rustls::HttpsConnectorBuilder::new()
             .with_tls_config(tls)
             .https_only()
             .enable_all_versions()
             .wrap_connector(route);
-        Ok(Self(Pools::Tls((0..workers).map(|_| builder().build(secure.clone())).collect())))
+        let pools = (0..workers).map(|_| builder().build(secure.clone())).collect();
+        let shows_certificate = options.client_certificate.is_some();
+        Ok(Self { pools: Pools::Tls(pools), shows_certificate })
+    }
+
+    /// Why a server takes no request because of what it was shown in TLS, and what can be done; `None` if it is not that.
+    pub fn refused_certificate(&self, error: &Error) -> Option<String> {
+        let alert = refused_certificate(error)?;
+        // Whoever has shown one that is no good hears something else.
+        if self.shows_certificate && alert == AlertDescription::HandshakeFailure {
+            return None;
+        }
+        Some(match self.shows_certificate {
+            true => format!(
+                "it refuses the gateway's client certificate ({alert:?}): look whether its authority, its end and its name are \
+                 what the backend wants, and put another into the client_certificate of the backend"
+            ),
+            false if alert == AlertDescription::HandshakeFailure => format!(
+                "it ends the handshake ({alert:?}): it may want a client certificate, which is named in the client_certificate of \
+                 the backend, or speak no TLS that the gateway speaks"
+            ),
+            false => format!(
+                "it wants a client certificate ({alert:?}): name one in the client_certificate of the backend"
+            ),
+        })
     }
 
     /// Sends a request; resolves with the head of the response.
     pub async fn send(&self, request: Request<Full<Bytes>>) -> Result<Response<Incoming>, Error> {
-        match &self.0 {
+        match &self.pools {
             Pools::Plain(pools) => pools[worker::current() % pools.len()].request(request).await,
             Pools::Tls(pools) => pools[worker::current() % pools.len()].request(request).await,
         }
@@ -184,7 +216,10 @@ fn proxy_for(
     Ok(matcher.intercept(target).map(|hit| (hit.uri().clone(), hit.basic_auth().cloned())))
 }
 
-pub(crate) fn tls_config(bundles: &[PathBuf]) -> Result<rustls::ClientConfig, OutboundError> {
+pub(crate) fn tls_config(
+    bundles: &[PathBuf],
+    own: Option<&Arc<ClientCertificate>>,
+) -> Result<rustls::ClientConfig, OutboundError> {
     let mut roots = RootCertStore::empty();
     let system = rustls_native_certs::load_native_certs();
     for error in &system.errors {
@@ -195,10 +230,14 @@ pub(crate) fn tls_config(bundles: &[PathBuf]) -> Result<rustls::ClientConfig, Ou
         add_bundle(&mut roots, path)?;
     }
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-    Ok(rustls::ClientConfig::builder_with_provider(provider)
+    let trusting = rustls::ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()?
-        .with_root_certificates(roots)
-        .with_no_client_auth())
+        .with_root_certificates(roots);
+    let Some(own) = own.cloned() else { return Ok(trusting.with_no_client_auth()) };
+    let mut config = trusting.with_client_cert_resolver(own);
+    // A session that is resumed is one of the certificate before.
+    config.resumption = Resumption::disabled();
+    Ok(config)
 }
 
 fn add_bundle(roots: &mut RootCertStore, path: &Path) -> Result<(), OutboundError> {
@@ -239,16 +278,85 @@ pub fn cause(error: &(dyn std::error::Error + 'static)) -> String {
     innermost.to_string()
 }
 
-fn is_unknown_issuer(mut error: &(dyn std::error::Error + 'static)) -> bool {
-    // An I/O error hides what it was made of, which may be another one.
-    while let Some(inner) = error.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref) {
-        error = inner;
-    }
-    match error.downcast_ref::<rustls::Error>() {
+fn is_unknown_issuer(error: &(dyn std::error::Error + 'static)) -> bool {
+    match of_tls(error) {
         // An authority of the same name with another key makes for a bad signature.
         Some(rustls::Error::InvalidCertificate(why)) => {
             matches!(why, CertificateError::UnknownIssuer | CertificateError::BadSignature)
         }
         _ => false,
+    }
+}
+
+/// What TLS has said, if it is that.
+fn of_tls<'a>(mut error: &'a (dyn std::error::Error + 'static)) -> Option<&'a rustls::Error> {
+    // An I/O error hides what it was made of, which may be another one.
+    while let Some(inner) = error.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref) {
+        error = inner;
+    }
+    error.downcast_ref()
+}
+
+/// What servers say in TLS of the certificate of a client, or of there being none. They say it before they have looked at
+/// anything else, but by then a client may have sent its request already.
+const OF_CERTIFICATES: [AlertDescription; 10] = [
+    AlertDescription::CertificateRequired,
+    AlertDescription::BadCertificate,
+    AlertDescription::UnsupportedCertificate,
+    AlertDescription::CertificateRevoked,
+    AlertDescription::CertificateExpired,
+    AlertDescription::CertificateUnknown,
+    AlertDescription::UnknownCA,
+    AlertDescription::AccessDenied,
+    // There is none, in TLS 1.2 as OpenSSL speaks it.
+    AlertDescription::HandshakeFailure,
+    // It knows an authority of that name, with another key.
+    AlertDescription::DecryptError,
+];
+
+/// How a server has refused the certificate of the client, if it has. Nothing was done then.
+fn refused_certificate(error: &(dyn std::error::Error + 'static)) -> Option<AlertDescription> {
+    let mut next = Some(error);
+    while let Some(error) = next {
+        let known = match of_tls(error) {
+            Some(rustls::Error::AlertReceived(alert)) => OF_CERTIFICATES.contains(alert).then_some(*alert),
+            // HTTP/2 keeps no more of it than the text.
+            _ => {
+                let text = error.to_string();
+                OF_CERTIFICATES.into_iter().find(|alert| text.ends_with(&format!("fatal alert: {alert:?}")))
+            }
+        };
+        if known.is_some() {
+            return known;
+        }
+        next = error.source();
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Error, ErrorKind};
+
+    use super::*;
+
+    #[test]
+    fn what_a_server_says_of_certificates_is_told_from_all_else_that_goes_wrong() {
+        let said = |error: rustls::Error| refused_certificate(&Error::new(ErrorKind::InvalidData, error));
+        for alert in OF_CERTIFICATES {
+            assert_eq!(said(rustls::Error::AlertReceived(alert)), Some(alert));
+            // As it is left of it in HTTP/2, and within another error.
+            let text = Error::other(format!("received fatal alert: {alert:?}"));
+            assert_eq!(refused_certificate(&Error::other(text)), Some(alert));
+        }
+        for other in [
+            AlertDescription::InternalError,
+            AlertDescription::CloseNotify,
+            AlertDescription::UnrecognisedName,
+        ] {
+            assert_eq!(said(rustls::Error::AlertReceived(other)), None);
+        }
+        assert_eq!(said(rustls::Error::InvalidCertificate(CertificateError::Expired)), None);
+        assert_eq!(refused_certificate(&Error::from(ErrorKind::ConnectionReset)), None);
     }
 }

@@ -11,7 +11,7 @@ use drawbridge_auth::vault::{Connection, ConnectionStatus, Vault as _};
 use drawbridge_core::credentials::Credentials as _;
 use drawbridge_core::seal::{KeyRing, SealKey};
 use drawbridge_core::state::MemoryState;
-use drawbridge_core::{Principal, Tasks};
+use drawbridge_core::{Principal, Subject, SubjectKind, Tasks};
 use drawbridge_credentials::authority::{Authorities, Pins};
 use drawbridge_credentials::connections::Connections;
 use drawbridge_sql::{SqlOptions, SqlRecords};
@@ -864,7 +864,8 @@ async fn t52_what_an_older_key_has_sealed_is_sealed_anew() {
     let sealed = place.connection(&ann).await.unwrap();
     assert!(sealed.access.starts_with("k2.") && sealed.refresh.as_deref().unwrap().starts_with("k2."));
     assert_eq!((sealed.version, sealed.expires_at), (row.version + 1, row.expires_at));
-    let principal = Principal::named("ann").of_user(&ann.id);
+    let subject = Subject { kind: SubjectKind::User, id: ann.id.clone(), client: "a test's".to_owned() };
+    let principal = Principal::named("ann").of(subject);
     let found = connections(&[new]).of("gh").find(&principal).await.unwrap();
     let (_, value) = found.headers().next().unwrap();
     assert_eq!(place.provider.subject(value).as_deref(), Some("ann at gh"));

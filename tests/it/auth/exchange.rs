@@ -21,16 +21,16 @@ use super::world::{Browser, P, Page, Request, Tokens, World};
 
 /// Where what a user has logged in with is kept.
 const LOGIN: &str = "auth.login";
-const GRANT: &str = "urn:ietf:params:oauth:grant-type:token-exchange";
+pub(super) const GRANT: &str = "urn:ietf:params:oauth:grant-type:token-exchange";
 
 /// Gateways before a backend that gets what users have logged in with.
-struct Place {
-    world: World,
-    provider: Provider,
-    backend: Backend,
+pub(super) struct Place {
+    pub(super) world: World,
+    pub(super) provider: Provider,
+    pub(super) backend: Backend,
 }
 
-async fn provider() -> Provider {
+pub(super) async fn provider() -> Provider {
     let provider = Provider::start().await;
     let key = Key::fresh("k");
     provider.identify(keys(&[&key]), move |claims| key.id_token(claims));
@@ -38,7 +38,7 @@ async fn provider() -> Provider {
     provider
 }
 
-fn login(provider: &Provider) -> String {
+pub(super) fn login(provider: &Provider) -> String {
     let issuer = provider.issuer();
     format!(
         "  login: {{ issuer: \"{issuer}\", client_id: gate, client_secret: \"a secret: of/the gate\", scopes: [openid, offline_access] }}\n"
@@ -85,8 +85,12 @@ impl Place {
     }
 
     /// Logs somebody in who is `subject` at the provider.
-    async fn log_in(&self, subject: &str) -> Tokens {
-        let client_id = self.world.register().await;
+    pub(super) async fn log_in(&self, subject: &str) -> Tokens {
+        self.log_in_with(self.world.register().await, subject).await
+    }
+
+    /// The same with a client that is known.
+    pub(super) async fn log_in_with(&self, client_id: String, subject: &str) -> Tokens {
         let browser = Browser::new(&self.world.client(0));
         let page = browser.get(&Request::of(&client_id).path()).await;
         let page = self.at_provider(&browser, &page, subject).await;
@@ -98,11 +102,11 @@ impl Place {
         Tokens::of(client_id, &reply.json().await)
     }
 
-    fn modern(&self, number: usize, token: &str) -> Modern {
+    pub(super) fn modern(&self, number: usize, token: &str) -> Modern {
         Modern::new(&self.world.client(number).bearer(token), "/mcp", json!({}))
     }
 
-    async fn user(&self, subject: &str) -> User {
+    pub(super) async fn user(&self, subject: &str) -> User {
         let found = self.world.records.user_of(&self.provider.issuer(), subject).await.unwrap();
         found.unwrap_or_else(|| panic!("no {subject}"))
     }
@@ -134,7 +138,7 @@ impl Place {
     }
 }
 
-async fn call(client: &Modern) -> Value {
+pub(super) async fn call(client: &Modern) -> Value {
     client.call("tools/call", json!({ "name": "ex__echo", "arguments": {} })).await
 }
 

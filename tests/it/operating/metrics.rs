@@ -162,14 +162,18 @@ async fn the_page_on_metrics_has_all_that_is_shown() {
     let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/metrics.md");
     let page = std::fs::read_to_string(page).unwrap();
     let (known, text) = (documented(&page), shown(&gateway.admin).await);
-    let seen = printed(&text);
+    let mut seen = printed(&text);
+    // What only a gateway has that asks who calls.
+    let asking = Gateway::setup().config("auth: { mode: tokens }").start().await;
+    seen.extend(printed(&shown(&asking.admin).await));
     assert!(seen.len() > 15, "{text}");
     for (name, family) in &seen {
         assert_eq!(known.get(name), Some(family), "{name}");
     }
-    // What only a gateway with Redis has.
+    // What only a gateway with Redis has, or with a backend that is shown a certificate.
     let missing: Vec<&String> = known.keys().filter(|name| !seen.contains_key(*name)).collect();
-    assert!(missing.iter().all(|name| name.contains("_redis_") || name.contains("_bus_")), "{missing:?}");
+    let elsewhere = ["_redis_", "_bus_", "_client_certificate_"];
+    assert!(missing.iter().all(|name| elsewhere.iter().any(|part| name.contains(part))), "{missing:?}");
     for bucket in page.lines().filter_map(|line| line.strip_prefix("Buckets of calls, in seconds: ")) {
         let bounds =
             text.lines().filter(|line| line.starts_with("drawbridge_request_duration_seconds_bucket"));

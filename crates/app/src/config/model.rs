@@ -563,8 +563,19 @@ impl Backend {
         let BackendKind::Http(http) = &self.kind else { return false };
         matches!(
             http.auth,
-            Some(BackendAuth::UserOAuth(_) | BackendAuth::TokenExchange(_) | BackendAuth::UserSecret(_))
+            Some(
+                BackendAuth::UserOAuth(_)
+                    | BackendAuth::TokenExchange(_)
+                    | BackendAuth::IdJag(_)
+                    | BackendAuth::UserSecret(_)
+            )
         )
+    }
+
+    /// Whether it is told who calls.
+    pub fn is_told_of_callers(&self) -> bool {
+        let BackendKind::Http(http) = &self.kind else { return false };
+        http.identity_jwt || !http.caller_headers.is_empty()
     }
 
     /// A backend of a kind with the default deadlines.
@@ -606,10 +617,25 @@ pub struct HttpBackend {
     pub transport: Transport,
     /// Headers sent with every request; names in lower case, known to be valid.
     pub headers: BTreeMap<String, Secret>,
+    /// Headers with places that the caller fills; names in lower case, both known to be valid.
+    pub caller_headers: BTreeMap<String, String>,
+    /// Whether a signed token says who the caller is.
+    pub identity_jwt: bool,
     /// What the gateway proves itself with, besides.
     pub auth: Option<BackendAuth>,
+    /// What it proves itself with in TLS.
+    pub client_certificate: Option<Box<ClientCertificate>>,
     /// PEM files to trust for this backend; empty: those of `Outbound`.
     pub ca_bundle: Vec<PathBuf>,
+}
+
+/// A certificate that the gateway shows, and its key, both in PEM and known to fit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClientCertificate {
+    /// The certificate, followed by those that lead to its authority.
+    pub certificate: Secret,
+    /// Its key.
+    pub key: Secret,
 }
 
 /// What the gateway proves itself to a backend with.
@@ -635,6 +661,8 @@ pub enum BackendAuth {
     UserOAuth(UserOAuth),
     /// An access token for each user, got with their login.
     TokenExchange(TokenExchange),
+    /// An access token for each user, for which the identity provider vouches to the backend's own server.
+    IdJag(IdJag),
     /// A key of each user's own.
     UserSecret(UserSecret),
 }
@@ -667,6 +695,23 @@ pub struct TokenExchange {
     pub resource: Option<String>,
     /// What is asked for.
     pub scopes: Vec<String>,
+}
+
+/// How a backend's own server is shown what the identity provider says of a user.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct IdJag {
+    /// That server, exactly as in its metadata.
+    pub issuer: String,
+    /// The gateway's id there.
+    pub client_id: String,
+    /// Its secret there.
+    pub client_secret: Option<Secret>,
+    /// How it is shown; `None`: as the server's metadata say.
+    pub client_auth: Option<ClientAuth>,
+    /// What is asked for.
+    pub scopes: Vec<String>,
+    /// What the token is for, if that is said.
+    pub resource: Option<String>,
 }
 
 /// How users connect their accounts.
@@ -715,7 +760,16 @@ pub enum TokenSource {
 impl HttpBackend {
     /// A backend at a URL with default settings.
     pub fn new(url: Url) -> Self {
-        Self { url, transport: Transport::Auto, headers: BTreeMap::new(), auth: None, ca_bundle: Vec::new() }
+        Self {
+            url,
+            transport: Transport::Auto,
+            headers: BTreeMap::new(),
+            caller_headers: BTreeMap::new(),
+            identity_jwt: false,
+            auth: None,
+            client_certificate: None,
+            ca_bundle: Vec::new(),
+        }
     }
 }
 
@@ -728,7 +782,10 @@ impl fmt::Debug for HttpBackend {
             .field("url", &url.as_str())
             .field("transport", &self.transport)
             .field("headers", &self.headers)
+            .field("caller_headers", &self.caller_headers)
+            .field("identity_jwt", &self.identity_jwt)
             .field("auth", &self.auth)
+            .field("client_certificate", &self.client_certificate)
             .field("ca_bundle", &self.ca_bundle)
             .finish()
     }

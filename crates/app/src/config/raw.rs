@@ -532,7 +532,8 @@ pub(super) struct ProxyAt {
 #[schemars(extend(
     "oneOf" = [{ "required": ["url"] }, { "required": ["command"] }],
     "dependentRequired" = {
-        "transport": ["url"], "headers": ["url"], "auth": ["url"], "ca_bundle": ["url"],
+        "transport": ["url"], "headers": ["url"], "auth": ["url"], "caller_headers": ["url"],
+        "identity_jwt": ["url"], "client_certificate": ["url"], "ca_bundle": ["url"],
         "args": ["command"], "env": ["command"], "cwd": ["command"], "max_processes": ["command"],
         "idle_stop": ["command"], "max_queue": ["command"], "queue_timeout": ["command"],
         "start_timeout": ["command"], "stop_grace": ["command"],
@@ -545,8 +546,15 @@ pub(super) struct Backend {
     pub(super) transport: Option<Transport>,
     /// HTTP: headers sent with every request.
     pub(super) headers: Option<BTreeMap<String, SecretSource>>,
+    /// HTTP: headers with what is known of the caller, for backends that are trusted with it: `{principal.sub}`,
+    /// `{principal.email}`, `{principal.name}`, `{principal.groups}`, `{principal.client}`.
+    pub(super) caller_headers: Option<BTreeMap<String, String>>,
+    /// HTTP: whether the header `Drawbridge-Identity` has a signed token that says who the caller is; default false.
+    pub(super) identity_jwt: Option<bool>,
     /// HTTP: what the gateway proves itself with, besides `headers`.
     pub(super) auth: Option<BackendAuth>,
+    /// HTTP: what the gateway proves itself with in TLS, besides `auth`; with `https` alone.
+    pub(super) client_certificate: Option<ClientCertificate>,
     /// HTTP: PEM files to trust for this backend, in place of `outbound.ca_bundle`.
     pub(super) ca_bundle: Option<Paths>,
     /// stdio: the program to start.
@@ -599,6 +607,16 @@ pub(super) struct Backend {
     pub(super) elicitation_hosts: Option<Vec<String>>,
 }
 
+/// A certificate that the gateway shows to one backend.
+#[derive(Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ClientCertificate {
+    /// The certificate in PEM, followed by those that lead to its authority.
+    pub(super) certificate: SecretSource,
+    /// Its private key in PEM, not encrypted.
+    pub(super) key: SecretSource,
+}
+
 /// What the gateway proves itself to a backend with.
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -625,7 +643,7 @@ pub(super) struct BackendAuth {
     pub(super) client_id: Option<String>,
     /// OAuth: the gateway's secret there.
     pub(super) client_secret: Option<SecretSource>,
-    /// `client_credentials`, `token_exchange`: how the secret is shown; default as the server's metadata say.
+    /// `client_credentials`, `token_exchange`, `id_jag`: how the secret is shown; default as the server's metadata say.
     pub(super) client_auth: Option<ClientAuth>,
     /// OAuth: what is asked for.
     pub(super) scopes: Option<Vec<String>>,
@@ -649,6 +667,8 @@ pub(super) enum BackendAuthKind {
     ClientCredentials,
     /// An access token for each user, that is got with what they have logged in with (RFC 8693).
     TokenExchange,
+    /// An access token for each user, for which the identity provider vouches to the backend's own server (ID-JAG).
+    IdJag,
     /// An access token of each user's own: they connect their accounts in a browser.
     #[serde(rename = "user_oauth")]
     UserOAuth,

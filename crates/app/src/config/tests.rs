@@ -1,6 +1,7 @@
 //! Tests of the configuration: good files, broken files, the import, the schema, the documents.
 
 mod broken;
+mod certificates;
 mod documents;
 mod good;
 mod imported;
@@ -34,6 +35,13 @@ fn load_both(text: &str, list: &str, variables: &[(&str, &str)]) -> Result<Loade
 /// Loads with overrides over a file called `drawbridge.yaml`.
 fn load_with(text: &str, overrides: &Overrides) -> Result<Loaded, Problems> {
     assemble(Some(source("drawbridge.yaml", text)), None, &env(&[]), overrides)
+}
+
+/// A client certificate and its key.
+fn client_certificate() -> (String, String) {
+    let key = rcgen::KeyPair::generate().unwrap();
+    let params = rcgen::CertificateParams::new(Vec::new()).unwrap();
+    (params.self_signed(&key).unwrap().pem(), key.serialize_pem())
 }
 
 /// The text of what is wrong with a file.

@@ -7,10 +7,11 @@ use anyhow::Context as _;
 use drawbridge_core::BackendName;
 use drawbridge_credentials::authority::Site;
 use drawbridge_credentials::connections::{Connections, login_site};
-use drawbridge_credentials::exchange::{At, Exchange, Options, SubjectToken, Wanted};
+use drawbridge_credentials::exchange::{At, Exchange, Options, Redeemed, SubjectToken, Wanted};
 use url::Url;
 
-use super::{Means, collector_options, method, server_fetcher};
+use super::proof::{method, server_fetcher};
+use super::{Means, collector_options};
 use crate::config::{self, BackendAuth, BackendKind, Config, TokenSource};
 use crate::fetch::Fetcher;
 
@@ -45,6 +46,38 @@ pub(super) fn exchange(
             resource: written.resource.clone(),
             scopes: written.scopes.clone(),
         },
+        redeemed: None,
+    };
+    let fetch = Arc::new(server_fetcher(config, http));
+    Ok(Exchange::new(options, fetch, means.connections()?.clone()))
+}
+
+/// Tokens of users that a server of the backend's gives for what the identity provider says.
+pub(super) fn id_jag(
+    config: &Config,
+    name: &BackendName,
+    http: &config::HttpBackend,
+    written: &config::IdJag,
+    means: &Means,
+) -> anyhow::Result<Exchange> {
+    let login = config.auth.login.as_ref().context("users log in with no identity provider")?;
+    let secret = |secret: Option<&config::Secret>| secret.map(config::Secret::live);
+    let options = Options {
+        name: name.to_string(),
+        at: At::Issuer(login.issuer.clone()),
+        client: (login.client_id.clone(), secret(login.client_secret.as_ref())),
+        method: method(None),
+        wanted: Wanted {
+            subject_token: SubjectToken::Id,
+            audience: None,
+            resource: written.resource.clone(),
+            scopes: written.scopes.clone(),
+        },
+        redeemed: Some(Redeemed {
+            issuer: written.issuer.clone(),
+            client: (written.client_id.clone(), secret(written.client_secret.as_ref())),
+            method: method(written.client_auth),
+        }),
     };
     let fetch = Arc::new(server_fetcher(config, http));
     Ok(Exchange::new(options, fetch, means.connections()?.clone()))
@@ -54,7 +87,7 @@ pub(super) fn exchange(
 pub(crate) fn set_logins(connections: &Connections, config: &Config) {
     let backends = config.backends.iter().filter_map(|(name, backend)| {
         let BackendKind::Http(http) = &backend.kind else { return None };
-        let is_by_login = matches!(http.auth, Some(BackendAuth::TokenExchange(_)));
+        let is_by_login = matches!(http.auth, Some(BackendAuth::TokenExchange(_) | BackendAuth::IdJag(_)));
         is_by_login.then(|| (name.clone(), http.url.clone()))
     });
     let backends: BTreeMap<String, Url> = backends.collect();

@@ -19,7 +19,7 @@ use super::peers::{Channel, Peers};
 use crate::call::{
     Answering, Ask, AskKey, Call, Event, Events, Reply, Resume, Round, Shape, forward, generate,
 };
-use crate::client::{Answers, Client, Principal};
+use crate::client::{Answers, Client, Principal, Subject};
 use crate::fault::Fault;
 use crate::state::{InstanceId, NotSent};
 
@@ -113,8 +113,8 @@ pub fn unframe<T: DeserializeOwned>(bytes: &Bytes) -> Option<(T, Bytes)> {
 pub struct ClientFrame {
     #[serde(rename = "p")]
     principal: String,
-    #[serde(rename = "u", default, skip_serializing_if = "Option::is_none")]
-    user: Option<String>,
+    #[serde(rename = "s", default, skip_serializing_if = "Option::is_none")]
+    subject: Option<Subject>,
     #[serde(rename = "v")]
     version: String,
     #[serde(rename = "c")]
@@ -133,7 +133,7 @@ impl From<&Client> for ClientFrame {
     fn from(client: &Client) -> Self {
         Self {
             principal: client.principal.as_str().to_owned(),
-            user: client.principal.user().map(str::to_owned),
+            subject: client.principal.subject().cloned(),
             version: client.version.to_string(),
             capabilities: text(&client.capabilities),
             info: client.info.as_deref().map(text),
@@ -147,8 +147,8 @@ impl ClientFrame {
     pub fn read(self) -> Option<Client> {
         let principal = Principal::named(&self.principal);
         Some(Client {
-            principal: match &self.user {
-                Some(user) => principal.of_user(user),
+            principal: match self.subject {
+                Some(subject) => principal.of(subject),
                 None => principal,
             },
             version: ProtocolVersion::parse(&self.version)?,
@@ -367,10 +367,33 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::client::SubjectKind;
     use crate::fault::Bounded;
     use crate::fleet::{Peers, Service};
     use crate::state::MemoryState;
     use crate::tasks::Tasks;
+
+    #[test]
+    fn who_calls_is_told_to_the_instance_that_runs_it() {
+        let client = |principal: Principal| Client {
+            principal,
+            version: ProtocolVersion::V2025_11_25,
+            capabilities: Bytes::from_static(b"{}"),
+            info: None,
+            answers: Answers::Live,
+        };
+        let subject = |kind| Subject { kind, id: "u1".to_owned(), client: "c1".to_owned() };
+        let kinds = [SubjectKind::User, SubjectKind::Service, SubjectKind::External];
+        let asked = kinds.map(|kind| Principal::named("p").of(subject(kind)));
+        for principal in asked.into_iter().chain([Principal::anonymous()]) {
+            let written = frame(&ClientFrame::from(&client(principal.clone())), b"");
+            let (read, _) = unframe::<ClientFrame>(&written).unwrap();
+            let read = read.read().unwrap().principal;
+            assert_eq!((&read, read.subject()), (&principal, principal.subject()));
+            assert_eq!(read.user(), principal.user());
+        }
+        assert_eq!(Principal::named("p").of(subject(SubjectKind::Service)).user(), None);
+    }
 
     /// Runs one call, whose events it was given.
     struct Runs(Mutex<Option<Events>>);

@@ -1,7 +1,9 @@
-//! What a token endpoint is asked in an exchange (RFC 8693), and what it may answer.
+//! What a token endpoint is asked in an exchange (RFC 8693) or for an assertion (RFC 7523), and what it may answer.
 
 use std::time::Duration;
 
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use drawbridge_auth::fetch::{Fetch, NotFetched};
 use http::StatusCode;
 use serde::Deserialize;
@@ -14,6 +16,10 @@ use crate::token::{ClientIdentity, NoToken, post_form};
 const GRANT: &str = "urn:ietf:params:oauth:grant-type:token-exchange";
 const ACCESS_TOKEN: &str = "urn:ietf:params:oauth:token-type:access_token";
 const ID_TOKEN: &str = "urn:ietf:params:oauth:token-type:id_token";
+/// Vouches for a user to the server of another domain (Identity Assertion JWT Authorization Grant).
+const ID_JAG: &str = "urn:ietf:params:oauth:token-type:id-jag";
+/// Takes that (RFC 7523 § 2.1).
+const JWT_BEARER: &str = "urn:ietf:params:oauth:grant-type:jwt-bearer";
 /// A token is no longer than this many bytes.
 const MAX_TOKEN: usize = 16 * 1024;
 
@@ -59,6 +65,59 @@ pub(super) async fn exchange(
     subject: &str,
     wanted: &Wanted,
 ) -> Result<Exchanged, NoToken> {
+    let (status, body) = asked(fetch, server, client, subject, wanted, ACCESS_TOKEN).await?;
+    read(status, &body)
+}
+
+/// Has a server vouch for whom `subject` is of, to the server `audience`.
+///
+/// # Errors
+///
+/// If the server gives nothing that can be used.
+pub(super) async fn vouched(
+    fetch: &dyn Fetch,
+    server: &Metadata,
+    client: &ClientIdentity,
+    subject: &str,
+    wanted: &Wanted,
+    audience: &str,
+) -> Result<String, NoToken> {
+    let wanted = Wanted { audience: Some(audience.to_owned()), ..wanted.clone() };
+    let (status, body) = asked(fetch, server, client, subject, &wanted, ID_JAG).await?;
+    assertion(status, &body, &server.issuer, audience)
+}
+
+/// Gets a token for an assertion.
+///
+/// # Errors
+///
+/// If the server gives nothing that can be used.
+pub(super) async fn redeem(
+    fetch: &dyn Fetch,
+    server: &Metadata,
+    client: &ClientIdentity,
+    assertion: &str,
+    scopes: &[String],
+) -> Result<Exchanged, NoToken> {
+    let scope = scopes.join(" ");
+    let mut form = vec![("grant_type", JWT_BEARER), ("assertion", assertion)];
+    if !scope.is_empty() {
+        form.push(("scope", &scope));
+    }
+    let answered = post_form(fetch, server, client, &server.token_endpoint, &form).await;
+    let answered = answered.map_err(|NotFetched(why)| NoToken::Unavailable(why))?;
+    bearer(&given(answered.status(), answered.body())?)
+}
+
+/// Asks for a token of the type `requested` in exchange for `subject`.
+async fn asked(
+    fetch: &dyn Fetch,
+    server: &Metadata,
+    client: &ClientIdentity,
+    subject: &str,
+    wanted: &Wanted,
+    requested: &str,
+) -> Result<(StatusCode, Vec<u8>), NoToken> {
     let scope = wanted.scopes.join(" ");
     let subject_type = match wanted.subject_token {
         SubjectToken::Access => ACCESS_TOKEN,
@@ -68,7 +127,7 @@ pub(super) async fn exchange(
         ("grant_type", GRANT),
         ("subject_token", subject),
         ("subject_token_type", subject_type),
-        ("requested_token_type", ACCESS_TOKEN),
+        ("requested_token_type", requested),
     ];
     form.extend(wanted.audience.as_deref().map(|audience| ("audience", audience)));
     form.extend(wanted.resource.as_deref().map(|resource| ("resource", resource)));
@@ -77,13 +136,14 @@ pub(super) async fn exchange(
     }
     let answered = post_form(fetch, server, client, &server.token_endpoint, &form).await;
     let answered = answered.map_err(|NotFetched(why)| NoToken::Unavailable(why))?;
-    read(answered.status(), answered.body())
+    Ok((answered.status(), answered.into_body()))
 }
 
 #[derive(Deserialize)]
 struct Given {
     access_token: String,
-    issued_token_type: String,
+    #[serde(default)]
+    issued_token_type: Option<String>,
     token_type: String,
     #[serde(default)]
     expires_in: Value,
@@ -94,9 +154,49 @@ struct Said {
     error: String,
 }
 
-/// What an answer means. Nothing of it is repeated to anybody but a short code.
+fn unusable<T>(why: &str) -> Result<T, NoToken> {
+    Err(NoToken::Unavailable(why.to_owned()))
+}
+
+/// What an answer to an exchange means.
 fn read(status: StatusCode, body: &[u8]) -> Result<Exchanged, NoToken> {
-    let unusable = |why: &str| Err(NoToken::Unavailable(why.to_owned()));
+    let given = given(status, body)?;
+    if given.issued_token_type.as_deref() != Some(ACCESS_TOKEN) {
+        return unusable("the server gave a token of another type than was asked for");
+    }
+    bearer(&given)
+}
+
+/// The assertion in an answer: one of `issuer`, for `audience` alone. Nobody else is shown it.
+fn assertion(status: StatusCode, body: &[u8], issuer: &str, audience: &str) -> Result<String, NoToken> {
+    let given = given(status, body)?;
+    // It is nothing that a backend takes, and says so.
+    let is_none = given.token_type.eq_ignore_ascii_case("n_a");
+    if given.issued_token_type.as_deref() != Some(ID_JAG) || !is_none || !is_sendable(&given.access_token) {
+        return unusable("the identity provider gave no ID-JAG");
+    }
+    let Some(claims) = claims(&given.access_token) else {
+        return unusable("the identity provider's ID-JAG can't be read");
+    };
+    let is_for = match claims.get("aud") {
+        Some(Value::String(one)) => one == audience,
+        Some(Value::Array(several)) => matches!(&several[..], [Value::String(one)] if one == audience),
+        _ => false,
+    };
+    if claims.get("iss").and_then(Value::as_str) != Some(issuer) || !is_for {
+        return unusable("the identity provider's ID-JAG is another's, or for another server");
+    }
+    Ok(given.access_token)
+}
+
+/// What a JSON Web Token says. Whoever it is shown to checks whether that is so.
+pub(super) fn claims(token: &str) -> Option<Value> {
+    let claims = URL_SAFE_NO_PAD.decode(token.split('.').nth(1)?).ok()?;
+    serde_json::from_slice(&claims).ok()
+}
+
+/// What an answer has. Nothing of it is repeated to anybody but a short code.
+fn given(status: StatusCode, body: &[u8]) -> Result<Given, NoToken> {
     if !status.is_success() {
         let said = serde_json::from_slice::<Said>(body).map(|said| printable(&said.error));
         let is_final = status.is_client_error() && status != StatusCode::TOO_MANY_REQUESTS;
@@ -107,19 +207,22 @@ fn read(status: StatusCode, body: &[u8]) -> Result<Exchanged, NoToken> {
             _ => NoToken::Unavailable(format!("the token endpoint answered with {status}")),
         });
     }
-    let Ok(given) = serde_json::from_slice::<Given>(body) else {
-        return unusable("the token endpoint's answer is none to an exchange");
-    };
-    if given.issued_token_type != ACCESS_TOKEN {
-        return unusable("the server gave a token of another type than was asked for");
+    match serde_json::from_slice(body) {
+        Ok(given) => Ok(given),
+        Err(_) => unusable("the token endpoint's answer is none to what it was asked"),
     }
-    let is_sendable = !given.access_token.is_empty()
-        && given.access_token.len() <= MAX_TOKEN
-        && given.access_token.bytes().all(|byte| byte.is_ascii_graphic());
-    if !given.token_type.eq_ignore_ascii_case("bearer") || !is_sendable {
+}
+
+fn is_sendable(token: &str) -> bool {
+    !token.is_empty() && token.len() <= MAX_TOKEN && token.bytes().all(|byte| byte.is_ascii_graphic())
+}
+
+/// A token that a backend is sent.
+fn bearer(given: &Given) -> Result<Exchanged, NoToken> {
+    if !given.token_type.eq_ignore_ascii_case("bearer") || !is_sendable(&given.access_token) {
         return unusable("the server's token is not a bearer token");
     }
-    Ok(Exchanged { access: given.access_token, expires_in: life(&given.expires_in) })
+    Ok(Exchanged { access: given.access_token.clone(), expires_in: life(&given.expires_in) })
 }
 
 /// Seconds, which some servers write as text; nothing for what is none.
@@ -212,6 +315,74 @@ mod tests {
             panic!()
         };
         assert_eq!(code, "ab[31mc");
+    }
+
+    const IDP: &str = "https://idp.example";
+    const AS: &str = "https://as.example";
+
+    /// What an identity provider gives, with claims and members changed.
+    fn vouched(claims: impl FnOnce(&mut Value), change: impl FnOnce(&mut Value)) -> Result<String, NoToken> {
+        let mut said = json!({ "iss": IDP, "aud": AS, "sub": "ann", "client_id": "gate", "exp": 1 });
+        claims(&mut said);
+        let token = format!("e30.{}.c2ln", URL_SAFE_NO_PAD.encode(said.to_string()));
+        let mut answer = json!({ "access_token": token, "issued_token_type": ID_JAG, "token_type": "N_A" });
+        change(&mut answer);
+        assertion(StatusCode::OK, answer.to_string().as_bytes(), IDP, AS)
+    }
+
+    #[test]
+    fn an_assertion_is_shown_to_nobody_but_the_server_that_it_is_for() {
+        assert!(vouched(|_| (), |_| ()).is_ok());
+        assert!(
+            vouched(|said| said["aud"] = json!([AS]), |answer| answer["token_type"] = json!("n_a")).is_ok()
+        );
+        for (claim, value) in [
+            ("aud", json!("https://other.example")),
+            ("aud", json!([AS, "https://other.example"])),
+            ("aud", json!("https://as.example/")),
+            ("aud", json!(null)),
+            ("iss", json!("https://other.example")),
+            ("iss", json!([IDP])),
+        ] {
+            let answer = vouched(|said| said[claim] = value.clone(), |_| ());
+            assert!(matches!(answer, Err(NoToken::Unavailable(_))), "{claim}: {value}");
+        }
+        for (member, value) in [
+            ("issued_token_type", json!(ACCESS_TOKEN)),
+            ("issued_token_type", json!(ID_TOKEN)),
+            ("issued_token_type", json!(null)),
+            ("token_type", json!("Bearer")),
+            ("access_token", json!("opaque")),
+            ("access_token", json!("a.b.c")),
+            ("access_token", json!("")),
+            ("access_token", json!("e30.e30\r\nX-Evil: 1.c")),
+            ("access_token", json!(format!("e30.{}.c", "x".repeat(MAX_TOKEN)))),
+        ] {
+            let answer = vouched(|_| (), |answer| answer[member] = value.clone());
+            assert!(matches!(answer, Err(NoToken::Unavailable(_))), "{member}: {value}");
+        }
+        let denied = assertion(StatusCode::FORBIDDEN, br#"{"error":"access_denied"}"#, IDP, AS);
+        assert!(denied == Err(NoToken::Refused("access_denied".to_owned())));
+    }
+
+    #[test]
+    fn a_token_for_an_assertion_is_a_bearer_token() {
+        let read = |answer: Value| bearer(&given_of(&answer)?);
+        assert!(read(json!({ "access_token": "abc", "token_type": "Bearer", "expires_in": 5 })).is_ok());
+        for bad in [
+            json!({ "access_token": "abc", "token_type": "DPoP" }),
+            json!({ "access_token": "a b", "token_type": "Bearer" }),
+            json!({ "access_token": "", "token_type": "Bearer" }),
+            json!({ "token_type": "Bearer" }),
+            json!({ "access_token": "abc" }),
+            json!([]),
+        ] {
+            assert!(read(bad.clone()).is_err(), "{bad}");
+        }
+    }
+
+    fn given_of(answer: &Value) -> Result<Given, NoToken> {
+        super::given(StatusCode::OK, answer.to_string().as_bytes())
     }
 
     proptest! {

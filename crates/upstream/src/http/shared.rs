@@ -210,6 +210,9 @@ impl Shared {
         let sent = tokio::time::timeout(limit, self.outbound.send(request)).await;
         match sent {
             Ok(Ok(response)) => Ok(response),
+            Ok(Err(e)) if let Some(why) = self.outbound.refused_certificate(&e) => {
+                Err(self.options.unreachable(why))
+            }
             Ok(Err(e)) if e.is_connect() => {
                 let late = started.elapsed() >= self.options.connect_timeout;
                 Err(if late {

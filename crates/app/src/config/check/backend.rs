@@ -3,8 +3,10 @@
 use std::collections::BTreeMap;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
+use drawbridge_credentials::caller::{self, BadTemplate, Template};
+use drawbridge_upstream::client_certificate::{self, BadCertificate};
 use hyper::header::{HeaderName, HeaderValue};
 use url::Url;
 
@@ -12,16 +14,18 @@ use crate::config::check::Checker;
 use crate::config::check::backend_auth::backend_auth;
 use crate::config::check::outbound::bundles;
 use crate::config::check::policies::globs;
-use crate::config::model::{Backend, BackendKind, HttpBackend, StdioBackend};
+use crate::config::model::{Backend, BackendKind, ClientCertificate, HttpBackend, StdioBackend};
+use crate::config::problem::suggest;
 use crate::config::raw;
 use crate::config::secret::Secret;
 use crate::config::value::{SecretSource, Span};
 
 /// Headers that the gateway itself writes, or that are about a connection, so that a configured value would break a
 /// request.
-const OWN_HEADERS: [&str; 11] = [
+const OWN_HEADERS: [&str; 12] = [
     "accept",
     "connection",
+    caller::IDENTITY_HEADER,
     "expect",
     "host",
     "keep-alive",
@@ -132,17 +136,106 @@ fn common(checker: &mut Checker<'_>, path: &str, raw: &raw::Backend, kind: Backe
 
 fn http(checker: &mut Checker<'_>, path: &str, url: &str, raw: &mut raw::Backend) -> Option<HttpBackend> {
     let headers = headers(checker, path, raw.headers.take().unwrap_or_default());
+    let caller_headers =
+        caller_headers(checker, path, raw.caller_headers.take().unwrap_or_default(), &headers);
     let url = backend_url(checker, path, url);
+    let certificate = raw.client_certificate.take();
+    let client_certificate =
+        certificate.and_then(|written| client_certificate(checker, path, written, url.as_ref()));
     let auth = raw.auth.take();
-    let auth = auth.and_then(|auth| backend_auth(checker, path, auth, url.as_ref(), &headers));
+    let auth = auth.and_then(|auth| {
+        let fixed = headers.keys().map(|name| ("headers", name));
+        let names = fixed.chain(caller_headers.keys().map(|name| ("caller_headers", name)));
+        backend_auth(checker, path, auth, url.as_ref(), names)
+    });
     let default = HttpBackend::new(url?);
     Some(HttpBackend {
         transport: raw.transport.unwrap_or(default.transport),
         headers,
+        caller_headers,
+        identity_jwt: raw.identity_jwt.unwrap_or(default.identity_jwt),
         auth,
+        client_certificate: client_certificate.map(Box::new),
         ca_bundle: bundles(checker, &format!("{path}.ca_bundle"), raw.ca_bundle.take()),
         ..default
     })
+}
+
+/// Checks what the backend at `path` is told of callers, beside the headers that are the same for all.
+fn caller_headers(
+    checker: &mut Checker<'_>,
+    path: &str,
+    written: BTreeMap<String, String>,
+    fixed: &BTreeMap<String, Secret>,
+) -> BTreeMap<String, String> {
+    let mut headers = BTreeMap::new();
+    for (name, text) in written {
+        let path = format!("{path}.caller_headers.{name}");
+        let Some(checked) = header_name(checker, &path, &name) else { continue };
+        if let Err(why) = Template::parse(&text) {
+            let hint = match &why {
+                BadTemplate::Fixed => "what is the same for all callers goes into `headers`".to_owned(),
+                BadTemplate::Unknown(name) => suggest(name, Template::names()),
+                BadTemplate::Open => "write it as `{principal.sub}`".to_owned(),
+                BadTemplate::Unsendable => {
+                    "remove line breaks, control characters and what is no ASCII".to_owned()
+                }
+            };
+            checker.problem(&path, why.to_string(), hint);
+        }
+        let is_there = fixed.contains_key(&checked);
+        if headers.insert(checked, text).is_some() || is_there {
+            let hint = "case makes no difference: keep one of the two";
+            checker.problem(&path, "this header is given twice", hint);
+        }
+    }
+    headers
+}
+
+/// Checks what the backend at `path`, which is at `url`, is shown in TLS.
+fn client_certificate(
+    checker: &mut Checker<'_>,
+    path: &str,
+    written: raw::ClientCertificate,
+    url: Option<&Url>,
+) -> Option<ClientCertificate> {
+    let path = format!("{path}.client_certificate");
+    if url.is_some_and(|url| url.scheme() != "https") {
+        let hint = "it is shown in TLS: write the `url` with https, or remove the key";
+        checker.problem(&path, "there is no TLS with this backend", hint);
+    }
+    let certificate = checker.secret(&format!("{path}.certificate"), written.certificate);
+    let key = checker.secret(&format!("{path}.key"), written.key);
+    let checked = ClientCertificate { certificate: certificate?, key: key? };
+    match client_certificate::check(checked.certificate.expose(), checked.key.expose()) {
+        Ok(validity) if validity.contains(SystemTime::now()) => {}
+        Ok(validity) => {
+            let message = format!("{path}.certificate: the client certificate is not good now: {validity}");
+            checker.notice(&format!("{path}.certificate"), message);
+        }
+        Err(why) => {
+            let (path, hint) = match why {
+                BadCertificate::EncryptedKey => (
+                    format!("{path}.key"),
+                    "take the password off with `openssl pkey -in key.pem -out open.pem`",
+                ),
+                BadCertificate::OthersKey => (
+                    format!("{path}.key"),
+                    "the key goes with the first certificate: look which of the two is another's",
+                ),
+                why if why.is_of_key() => (
+                    format!("{path}.key"),
+                    "name the file as `{ file: /path/key.pem }`, or the variable that has its text",
+                ),
+                _ => (
+                    format!("{path}.certificate"),
+                    "name the file as `{ file: /path/certificate.pem }`, or the variable that has its text",
+                ),
+            };
+            checker.problem(&path, why.to_string(), hint);
+        }
+    }
+    Some(checked)
 }
 
 fn backend_url(checker: &mut Checker<'_>, path: &str, written: &str) -> Option<Url> {
@@ -175,6 +268,12 @@ fn headers(
     for (name, source) in written {
         let path = format!("{path}.headers.{name}");
         let Some(checked) = header_name(checker, &path, &name) else { continue };
+        if let SecretSource::Literal(text) = &source
+            && text.contains("{principal.")
+        {
+            let hint = "what is of the caller goes into `caller_headers`";
+            checker.problem(&path, "these headers are the same for all callers", hint);
+        }
         let Some(value) = header_value(checker, &path, source) else { continue };
         if headers.insert(checked, value).is_some() {
             checker.problem(
@@ -283,6 +382,9 @@ fn http_keys(raw: &raw::Backend) -> Vec<&'static str> {
         ("transport", raw.transport.is_some()),
         ("headers", raw.headers.is_some()),
         ("auth", raw.auth.is_some()),
+        ("caller_headers", raw.caller_headers.is_some()),
+        ("identity_jwt", raw.identity_jwt.is_some()),
+        ("client_certificate", raw.client_certificate.is_some()),
         ("ca_bundle", raw.ca_bundle.is_some()),
     ])
 }

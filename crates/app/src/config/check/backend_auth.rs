@@ -1,8 +1,7 @@
 //! Checks of what the gateway proves itself to a backend with.
 
+mod callers;
 mod exchange;
-
-use std::collections::BTreeMap;
 
 use url::Url;
 
@@ -13,7 +12,6 @@ use crate::config::model::{
     BackendAuth, BackendKind, ClientCredentials, Config, TokenSource, UserOAuth, UserSecret,
 };
 use crate::config::raw::{self, AuthMode, BackendAuthKind, SessionScope};
-use crate::config::secret::Secret;
 
 /// The keys that go with a kind.
 fn keys(kind: BackendAuthKind) -> &'static [&'static str] {
@@ -35,6 +33,9 @@ fn keys(kind: BackendAuthKind) -> &'static [&'static str] {
             "audience",
             "subject_token",
         ],
+        BackendAuthKind::IdJag => {
+            &["issuer", "client_id", "client_secret", "client_auth", "scopes", "resource"]
+        }
         BackendAuthKind::UserSecret => &["header", "scheme", "help"],
     }
 }
@@ -60,13 +61,14 @@ fn written(raw: &raw::BackendAuth) -> Vec<&'static str> {
     all.into_iter().filter(|(_, is_there)| *is_there).map(|(key, _)| key).collect()
 }
 
-/// Checks the credential of the backend at `path`, which is at `url` and gets these `headers` too.
-pub(super) fn backend_auth(
+/// Checks the credential of the backend at `path`, which is at `url` and gets headers of these names too,
+/// by these keys.
+pub(super) fn backend_auth<'a>(
     checker: &mut Checker<'_>,
     path: &str,
     mut raw: raw::BackendAuth,
     url: Option<&Url>,
-    headers: &BTreeMap<String, Secret>,
+    mut headers: impl Iterator<Item = (&'static str, &'a String)>,
 ) -> Option<BackendAuth> {
     let path = format!("{path}.auth");
     let own = keys(raw.kind);
@@ -100,15 +102,16 @@ pub(super) fn backend_auth(
         BackendAuthKind::TokenExchange => {
             BackendAuth::TokenExchange(exchange::token_exchange(checker, &path, raw, url)?)
         }
+        BackendAuthKind::IdJag => BackendAuth::IdJag(exchange::id_jag(checker, &path, raw, url)?),
         BackendAuthKind::UserSecret => {
             let secret = user_secret(checker, &path, raw)?;
             name.clone_from(&secret.header);
             BackendAuth::UserSecret(secret)
         }
     };
-    if headers.contains_key(&name) {
+    if let Some((key, _)) = headers.find(|(_, other)| **other == name) {
         let hint = "keep one of the two";
-        checker.problem(&path, format!("`headers` has the header {name} too"), hint);
+        checker.problem(&path, format!("`{key}` has the header {name} too"), hint);
     }
     Some(checked)
 }
@@ -242,6 +245,7 @@ pub(super) fn all(checker: &mut Checker<'_>, config: &Config) {
         }
         exchange::login(checker, config, name, backend);
     }
+    callers::all(checker, config);
 }
 
 /// Checks the URL of a server that secrets are sent to.

@@ -5,8 +5,8 @@ use serde_json::json;
 use super::policies::patterns;
 use super::{Sheet, bundles};
 use crate::config::model::{
-    Backend, BackendAuth, BackendKind, ClientCredentials, HttpBackend, StdioBackend, TokenExchange,
-    TokenSource, UserOAuth, UserSecret,
+    Backend, BackendAuth, BackendKind, ClientCertificate, ClientCredentials, HttpBackend, IdJag,
+    StdioBackend, TokenExchange, TokenSource, UserOAuth, UserSecret,
 };
 
 pub(super) fn backend(sheet: &mut Sheet, key: &str, backend: &Backend) {
@@ -50,12 +50,29 @@ pub(super) fn backend(sheet: &mut Sheet, key: &str, backend: &Backend) {
 }
 
 fn http(sheet: &mut Sheet, key: &str, http: &HttpBackend) {
-    let HttpBackend { url, transport, headers, auth, ca_bundle } = http;
+    let HttpBackend {
+        url,
+        transport,
+        headers,
+        caller_headers,
+        identity_jwt,
+        auth,
+        client_certificate,
+        ca_bundle,
+    } = http;
     sheet.address(&format!("{key}.url"), Some(url.as_str()));
     sheet.put(&format!("{key}.transport"), transport);
     sheet.secrets(&format!("{key}.headers"), headers);
+    for (name, template) in caller_headers {
+        sheet.put(&format!("{key}.caller_headers.{name}"), template);
+    }
+    sheet.put(&format!("{key}.identity_jwt"), identity_jwt);
     if let Some(auth) = auth {
         self::auth(sheet, &format!("{key}.auth"), auth);
+    }
+    if let Some(ClientCertificate { certificate, key: private }) = client_certificate.as_deref() {
+        sheet.secret(&format!("{key}.client_certificate.certificate"), Some(certificate));
+        sheet.secret(&format!("{key}.client_certificate.key"), Some(private));
     }
     sheet.put(&format!("{key}.ca_bundle"), bundles(ca_bundle));
 }
@@ -110,6 +127,10 @@ fn auth(sheet: &mut Sheet, key: &str, auth: &BackendAuth) {
             token_exchange(sheet, key, written);
             "token_exchange"
         }
+        BackendAuth::IdJag(written) => {
+            id_jag(sheet, key, written);
+            "id_jag"
+        }
         BackendAuth::UserSecret(UserSecret { header, scheme, help }) => {
             sheet.put(&format!("{key}.header"), header);
             sheet.put(&format!("{key}.scheme"), scheme);
@@ -151,6 +172,16 @@ fn token_exchange(sheet: &mut Sheet, key: &str, written: &TokenExchange) {
     sheet.put(&format!("{key}.audience"), audience);
     sheet.address(&format!("{key}.resource"), resource.as_deref());
     sheet.put(&format!("{key}.scopes"), scopes);
+}
+
+fn id_jag(sheet: &mut Sheet, key: &str, written: &IdJag) {
+    let IdJag { issuer, client_id, client_secret, client_auth, scopes, resource } = written;
+    sheet.address(&format!("{key}.issuer"), Some(issuer));
+    sheet.put(&format!("{key}.client_id"), client_id);
+    sheet.secret(&format!("{key}.client_secret"), client_secret.as_ref());
+    sheet.put(&format!("{key}.client_auth"), client_auth);
+    sheet.put(&format!("{key}.scopes"), scopes);
+    sheet.address(&format!("{key}.resource"), resource.as_deref());
 }
 
 fn user_oauth(sheet: &mut Sheet, key: &str, written: &UserOAuth) {

@@ -37,8 +37,9 @@ const OF_ENVIRONMENT: [&str; 3] = ["outbound.proxy", "tracing.otlp.endpoint", "t
 
 /// A written key as it is shown: names of headers have no case.
 fn as_shown(key: &str) -> String {
-    match key.split_once(".headers.") {
-        Some((before, name)) => format!("{before}.headers.{}", name.to_ascii_lowercase()),
+    let parts = |of: &'static str| Some((key.split_once(of)?, of));
+    match parts(".headers.").or_else(|| parts(".caller_headers.")) {
+        Some(((before, name), of)) => format!("{before}{of}{}", name.to_ascii_lowercase()),
         None => key.to_owned(),
     }
 }

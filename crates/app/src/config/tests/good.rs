@@ -32,7 +32,7 @@ const TEAM_ENV: &[(&str, &str)] =
 
 /// Each kind of credential.
 const CREDENTIALS: &str = r#"
-auth: { mode: embedded }
+auth: { mode: embedded, login: { issuer: "https://id.example", client_id: g } }
 backends:
   header: { url: http://a/mcp, auth: { kind: header, header: X-Key, value: { env: SECRET } } }
   basic:  { url: http://a/mcp, auth: { kind: basic, user: ann, password: { env: SECRET } } }
@@ -42,6 +42,8 @@ backends:
   users:  { url: http://a/mcp, auth: { kind: user_oauth } }
   known:  { url: http://a/mcp, auth: { kind: user_oauth, issuer: https://as.example, client_id: g, client_secret: { env: SECRET }, scopes: [a], resource: "https://a/r" } }
   keys:   { url: http://a/mcp, auth: { kind: user_secret } }
+  jag:    { url: http://a/mcp, auth: { kind: id_jag, issuer: https://as.example, client_id: g, client_secret: { env: SECRET }, client_auth: post, scopes: [a], resource: "https://a/r" } }
+  told:   { url: http://a/mcp, caller_headers: { X-User: "<{principal.sub}>", x-groups: "{principal.groups}" }, identity_jwt: true, auth: { kind: user_oauth } }
   token:  { url: http://a/mcp, auth: { kind: user_secret, header: X-Key, scheme: Token, help: "https://a/keys" } }
 "#;
 
@@ -351,6 +353,18 @@ fn credentials_of_backends_are_what_was_written_and_never_shown() {
     assert_eq!((named.from, named.resource), (TokenSource::Backend, None));
     assert_eq!(of("users"), BackendAuth::UserOAuth(UserOAuth::default()));
     assert!(config.backends["users"].is_personal() && !config.backends["own"].is_personal());
+    let BackendAuth::IdJag(jag) = of("jag") else { panic!() };
+    assert_eq!(
+        (&*jag.issuer, &*jag.client_id, jag.client_secret),
+        ("https://as.example", "g", Some(secret.clone()))
+    );
+    assert_eq!((jag.resource.as_deref(), jag.client_auth), (Some("https://a/r"), Some(ClientAuth::Post)));
+    assert!(config.backends["jag"].is_personal());
+    let told = http(&config, "told");
+    let headers: Vec<_> = told.caller_headers.iter().map(|(name, text)| (&**name, &**text)).collect();
+    assert_eq!(headers, [("x-groups", "{principal.groups}"), ("x-user", "<{principal.sub}>")]);
+    assert!(told.identity_jwt && config.backends["told"].is_told_of_callers());
+    assert!(!config.backends["users"].is_told_of_callers());
     let BackendAuth::UserOAuth(known) = of("known") else { panic!() };
     assert_eq!((known.client_secret, known.resource.as_deref()), (Some(secret), Some("https://a/r")));
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde_json::{Value, json};
 
 use super::documents::{all_paths, secret_paths};
-use super::{env, load_text, source};
+use super::{client_certificate, env, load_text, source};
 use crate::config::{Loaded, Overrides, Secret, ValueSource, assemble};
 
 /// Something secret at each place where a file may have it. What is planted has this in it.
@@ -36,7 +36,10 @@ backends:
   a:
     url: "https://a.example/mcp?key=pl4nted-13"
     headers: { x-key: pl4nted-14 }
+    caller_headers: { X-User: "{principal.sub}" }
+    identity_jwt: true
     auth: { kind: header, header: x-other, value: pl4nted-15 }
+    client_certificate: { certificate: { env: CERTIFICATE }, key: { env: KEY } }
   b: { url: "https://b.example/mcp", auth: { kind: basic, user: gate, password: pl4nted-16 } }
   c:
     url: "https://c.example/mcp"
@@ -45,6 +48,7 @@ backends:
   f:
     url: "https://f.example/mcp"
     auth: { kind: token_exchange, client_id: gate, client_secret: pl4nted-22, subject_token: id_token, audience: f }
+  h: { url: "https://h.example/mcp", auth: { kind: id_jag, issuer: "https://as.example", client_id: gate, client_secret: pl4nted-23 } }
   g: { url: "https://g.example/mcp", auth: { kind: user_secret, header: x-key, scheme: Token, help: "https://g.example/keys" } }
   e: { command: sh, args: ["--key=pl4nted-20"], env: { KEY: pl4nted-21 }, cwd: / }
 endpoints: { both: { backends: [a, b] } }
@@ -52,7 +56,13 @@ policies: [{ allow: { backends: ["*"] } }, { deny: { backends: [a], tools: ["*de
 "#;
 
 fn loaded() -> Loaded {
-    load_text(SECRETS, &[("BOOTSTRAP", "pl4nted-0-0f1e2d3c4b5a69788796a5b4")]).unwrap()
+    let (certificate, key) = client_certificate();
+    let env = [
+        ("BOOTSTRAP", "pl4nted-0-0f1e2d3c4b5a69788796a5b4"),
+        ("CERTIFICATE", &certificate),
+        ("KEY", &format!("pl4nted\n{key}")),
+    ];
+    load_text(SECRETS, &env).unwrap()
 }
 
 fn shown(loaded: &Loaded) -> BTreeMap<String, (Value, ValueSource)> {
@@ -98,6 +108,8 @@ fn no_secret_is_shown() {
     assert_eq!(all["tracing.otlp.endpoint"].0, "http://collector:4318/");
     assert_eq!(all["auth.external[0].introspection.url"].0, "https://other.example/in?redacted");
     assert_eq!(all["backends.e.args"].0, json!({ "set": true, "count": 1 }));
+    let told = (json!("{principal.sub}"), ValueSource::File);
+    assert_eq!(all["backends.a.caller_headers.x-user"], told);
 }
 
 #[test]

@@ -2,9 +2,9 @@
 
 use url::Url;
 
-use super::{resource, scopes, token_source};
+use super::{needed, resource, scopes, server_url, token_source};
 use crate::config::check::Checker;
-use crate::config::model::{Backend, BackendAuth, BackendKind, Config, TokenExchange, TokenSource};
+use crate::config::model::{Backend, BackendAuth, BackendKind, Config, IdJag, TokenExchange, TokenSource};
 use crate::config::raw::{self, AuthMode};
 
 pub(super) fn token_exchange(
@@ -40,11 +40,36 @@ pub(super) fn token_exchange(
     })
 }
 
+pub(super) fn id_jag(
+    checker: &mut Checker<'_>,
+    path: &str,
+    raw: raw::BackendAuth,
+    url: Option<&Url>,
+) -> Option<IdJag> {
+    let issuer = needed(checker, path, "issuer", raw.issuer);
+    if let Some(issuer) = &issuer {
+        server_url(checker, &format!("{path}.issuer"), issuer);
+    }
+    let client_id = needed(checker, path, "client_id", raw.client_id);
+    let client_secret = match raw.client_secret {
+        Some(source) => Some(checker.secret(&format!("{path}.client_secret"), source)?),
+        None => None,
+    };
+    Some(IdJag {
+        issuer: issuer?,
+        client_id: client_id?,
+        client_secret,
+        client_auth: raw.client_auth,
+        scopes: scopes(checker, path, raw.scopes),
+        resource: resource(checker, path, raw.resource, url),
+    })
+}
+
 /// Checks that users log in with an identity provider where that is what a backend needs, and that nobody else gets the
 /// gateway's secret at it.
 pub(super) fn login(checker: &mut Checker<'_>, config: &Config, name: &str, backend: &Backend) {
     let BackendKind::Http(http) = &backend.kind else { return };
-    let Some(BackendAuth::TokenExchange(exchange)) = &http.auth else { return };
+    let Some(BackendAuth::TokenExchange(_) | BackendAuth::IdJag(_)) = &http.auth else { return };
     let path = format!("backends.{name}.auth");
     let Some(login) = &config.auth.login else {
         if config.auth.mode == AuthMode::Embedded && !checker.is_incomplete("auth.login") {
@@ -54,6 +79,7 @@ pub(super) fn login(checker: &mut Checker<'_>, config: &Config, name: &str, back
         }
         return;
     };
+    let Some(BackendAuth::TokenExchange(exchange)) = &http.auth else { return };
     let is_elsewhere = match &exchange.from {
         None => false,
         Some(TokenSource::Issuer(issuer)) => *issuer != login.issuer,

@@ -197,6 +197,14 @@ broken_files! {
           hint: remove the key
     "#;
 
+    caller_of_a_program = "backends:\n  t:\n    command: sh\n    identity_jwt: true\n    caller_headers: { X-A: \"{principal.sub}\" }\n"
+    says r#"
+        drawbridge.yaml:4:5: backends.t.identity_jwt: this key goes with `url`, but this backend has `command`
+          hint: remove the key
+        drawbridge.yaml:5:5: backends.t.caller_headers: this key goes with `url`, but this backend has `command`
+          hint: remove the key
+    "#;
+
     key_of_stdio_on_http = "backends:\n  t:\n    url: http://a/mcp\n    args: [a]\n    cwd: /tmp\n"
     says r#"
         drawbridge.yaml:4:5: backends.t.args: this key goes with `command`, but this backend has `url`

@@ -449,6 +449,56 @@ broken_files! {
           hint: users log in in a browser: set `auth: { mode: embedded }`
     "#;
 
+    words_of_a_provider_for_nobody = "auth: { mode: embedded }\nbackends:\n  t:\n    url: http://a/mcp\n    auth: { kind: id_jag, issuer: http://as.example, client_id: g, audience: x }\n  u:\n    url: http://a/mcp\n    session_scope: shared\n    auth: { kind: id_jag }\n"
+    says r#"
+        drawbridge.yaml:5:13: backends.t.auth.kind: users have nothing that could be exchanged
+          hint: name the identity provider that users log in with: `auth: { mode: embedded, login: { issuer: https://login.example.com, client_id: drawbridge } }`
+        drawbridge.yaml:5:27: backends.t.auth.issuer: not an https URL
+          hint: secrets are sent there: write an https URL without user and password, such as `https://login.example.com`
+        drawbridge.yaml:5:68: backends.t.auth.audience: this key goes with another kind
+          hint: remove the key
+        drawbridge.yaml:9:5: backends.u.auth: this kind needs `issuer`
+          hint: add `issuer`
+        drawbridge.yaml:9:5: backends.u.auth: this kind needs `client_id`
+          hint: add `client_id`
+    "#;
+
+    callers_that_can_not_be_told_of = "backends:\n  t:\n    url: http://a/mcp\n    session_scope: shared\n    identity_jwt: true\n    headers: { x-a: \"{principal.sub}\", x-b: y }\n    caller_headers: { X-B: \"{principal.sub}\", X-C: \"{principal.mail}\", X-D: fixed, X-E: \"{principal.sub\", Drawbridge-Identity: \"{principal.sub}\", X-F: \"\\n{principal.sub}\" }\n    auth: { kind: header, header: x-c, value: x }\n"
+    says r#"
+        drawbridge.yaml:4:5: backends.t.session_scope: callers that a backend is told of can't share a session
+          hint: remove the key, or use `principal`
+        drawbridge.yaml:5:5: backends.t.identity_jwt: there are no keys to sign with in this mode
+          hint: backends check the token with the keys of `auth: { mode: embedded }`; `caller_headers` need none
+        drawbridge.yaml:6:16: backends.t.headers.x-a: these headers are the same for all callers
+          hint: what is of the caller goes into `caller_headers`
+        drawbridge.yaml:7:5: backends.t.caller_headers: nobody is asked who they are, so drawbridge-identity is never sent
+          hint: set `auth.mode`, or remove the key
+        drawbridge.yaml:7:5: backends.t.caller_headers: nobody is asked who they are, so x-b is never sent
+          hint: set `auth.mode`, or remove the key
+        drawbridge.yaml:7:23: backends.t.caller_headers.X-B: this header is given twice
+          hint: case makes no difference: keep one of the two
+        drawbridge.yaml:7:47: backends.t.caller_headers.X-C: there is no `principal.mail`
+          hint: did you mean `email`?
+        drawbridge.yaml:7:72: backends.t.caller_headers.X-D: nothing in it is of the caller
+          hint: what is the same for all callers goes into `headers`
+        drawbridge.yaml:7:84: backends.t.caller_headers.X-E: a `{principal.` without its `}`
+          hint: write it as `{principal.sub}`
+        drawbridge.yaml:7:107: backends.t.caller_headers.Drawbridge-Identity: the gateway writes this header itself
+          hint: remove the key
+        drawbridge.yaml:7:147: backends.t.caller_headers.X-F: the value can't be sent in a header
+          hint: remove line breaks, control characters and what is no ASCII
+        drawbridge.yaml:8:5: backends.t.auth: `caller_headers` has the header x-c too
+          hint: keep one of the two
+    "#;
+
+    callers_that_two_issuers_name = "auth: { mode: external, external: [{ issuer: https://a.example }, { issuer: https://b.example }] }\nbackends:\n  t:\n    url: http://a/mcp\n    caller_headers: { X-B: \"{principal.sub}\", X-C: \"{principal.email}\" }\n    identity_jwt: true\n"
+    says r#"
+        drawbridge.yaml:5:5: backends.t.caller_headers: who x-b means depends on the issuer
+          hint: two issuers may call two people the same: keep one of `auth.external`
+        drawbridge.yaml:6:5: backends.t.identity_jwt: there are no keys to sign with in this mode
+          hint: backends check the token with the keys of `auth: { mode: embedded }`; `caller_headers` need none
+    "#;
+
     a_secret_for_another_server = "auth:\n  mode: embedded\n  login: { issuer: https://id.example, client_id: g, client_secret: x }\nbackends:\n  t:\n    url: http://a/mcp\n    auth: { kind: token_exchange, issuer: https://other.example }\n  u:\n    url: http://a/mcp\n    auth: { kind: token_exchange, issuer: https://id.example }\n  v:\n    url: http://a/mcp\n    auth: { kind: token_exchange, token_endpoint: https://other.example/t, client_id: h }\n"
     says r#"
         drawbridge.yaml:7:5: backends.t.auth: this kind needs `client_id` at a server that users don't log in with
