@@ -9,6 +9,7 @@ pub mod audit;
 pub mod challenge;
 pub mod client_assertion;
 pub mod fetch;
+pub mod id_jag;
 pub mod id_token;
 pub mod identity;
 pub mod jwks;

@@ -262,14 +262,17 @@ impl Verifier {
         let client = claims.client().ok_or(Refused::Unfit("it names no client"))?.to_owned();
         let kind = if claims.sub == client { Kind::Service } else { Kind::User };
         let mut keys = Vec::new();
-        let credential = match (&claims.gid, claims.ver) {
+        let credential = match (claims.grant(), claims.user_version()) {
             (Some(grant), Some(version)) if issuer.is_own => {
                 keys.extend([RevocationKey::grant(grant), RevocationKey::user(&claims.sub, version)]);
-                if let Some(refresh) = &claims.rid {
+                if let Some(refresh) = claims.refresh() {
                     // Its answer has arrived. Being late with this does no harm.
-                    self.note_seen(refresh.clone());
+                    self.note_seen(refresh.to_owned());
                 }
-                Credential::Grant { id: grant.clone(), refresh: claims.rid.clone() }
+                Credential::Grant {
+                    id: grant.to_owned(),
+                    refresh: claims.refresh().map(str::to_owned),
+                }
             }
             _ if issuer.is_own => return Err(Refused::Unfit("it lacks a claim")),
             _ => Credential::External,
