@@ -13,8 +13,10 @@ use chrono::{TimeDelta, Utc};
 use drawbridge_admin::api::gateway::Gateway;
 use drawbridge_admin::api::{Admission, Api, BOOTSTRAP};
 use drawbridge_auth::audit::AuditTrail;
+use drawbridge_auth::id_jag;
 use drawbridge_auth::jwks::{Jwks, Location};
 use drawbridge_auth::jwt::{ALGORITHMS, Algorithm, Policy};
+use drawbridge_auth::named_clients::NamedClients;
 use drawbridge_auth::opaque::Introspection;
 use drawbridge_auth::records::{Records, RecordsError, SecretHash, Token};
 use drawbridge_auth::resource::Origin;
@@ -76,6 +78,7 @@ pub struct Access {
     pub revocations: Arc<Revocations>,
     /// Knows credentials.
     pub verifier: Arc<Verifier>,
+    clients: Arc<NamedClients>,
     signer: Option<Arc<Signer>>,
     origin: Option<Origin>,
     shared: SharedState,
@@ -125,12 +128,13 @@ impl Access {
         let origin = origin.transpose()?;
         let own = origin.as_ref().filter(|_| is_embedded);
         let signer = own.map(|origin| Arc::new(Signer::new(origin.as_str(), records.clone(), ring.clone())));
+        let clients = Arc::new(NamedClients::new(revocations.clone()));
         let mut issuers: Vec<Issuer> = Vec::new();
         if let Some(signer) = &signer {
             issuers.push(Issuer {
                 policy: signer.policy(),
                 keys: signer.clone(),
-                is_own: true,
+                own: Some(clients.clone()),
                 introspection: None,
             });
         }
@@ -145,6 +149,7 @@ impl Access {
             records: sql.clone(),
             revocations,
             verifier,
+            clients,
             signer,
             origin,
             shared: shared.clone(),
@@ -237,6 +242,11 @@ impl Access {
         Gate { verifier: self.verifier.clone(), discovery: self.origin.clone() }
     }
 
+    /// The OAuth clients that the configuration names.
+    pub(crate) fn clients(&self) -> &Arc<NamedClients> {
+        &self.clients
+    }
+
     /// What names the resources, where tokens name them.
     pub(crate) fn origin(&self) -> Option<&Origin> {
         self.origin.as_ref()
@@ -291,10 +301,18 @@ impl Access {
             let fetcher = Arc::new(Fetcher::new(collector_options(config)));
             Provider::new(options, fetcher, self.tasks.clone())
         });
+        let fetcher = Arc::new(Fetcher::new(collector_options(config)));
+        let id_jag = config.auth.id_jag.iter().map(|provider| {
+            let location = provider.jwks_uri.clone().map_or(Location::Discovered, Location::Url);
+            let keys = Jwks::new(&provider.issuer, location, fetcher.clone(), self.tasks.clone());
+            id_jag::Provider::new(&provider.issuer, Arc::new(keys))
+        });
         let router = drawbridge_oauth::server(drawbridge_oauth::Parts {
             origin: origin.clone(),
             options: options(config),
             provider,
+            id_jag: id_jag.collect(),
+            clients: self.clients.clone(),
             guarded: Arc::new(GuardedFetcher::new(&guard_options(config)).context("outbound.ca_bundle")?),
             records: self.records.clone(),
             signer: signer.clone(),
@@ -430,7 +448,7 @@ fn external(external: &External, fetcher: &Arc<Fetcher>, tasks: &Tasks) -> Issue
             max_lifetime: Some(external.max_lifetime.as_secs_f64()),
         },
         keys: Arc::new(Jwks::new(&external.issuer, location, fetcher.clone(), tasks.clone())),
-        is_own: false,
+        own: None,
         introspection: external.introspection.as_ref().map(|asked| {
             let secret = asked.client_secret.live();
             Introspection::new(asked.url.clone(), asked.client_id.clone(), secret, fetcher.clone())

@@ -106,11 +106,13 @@ impl Gateway {
             others: None,
             names: EndpointNames::default(),
             connections: None,
+            clients: None,
             pins: None,
         };
         if let Some(access) = &access {
             doors.gate = Some(access.gate());
             doors.pins = Some(access.pins(&config)?);
+            doors.clients = Some(access.clients().clone());
             doors.connections = access.connections(&config, &ring, &work.backends)?;
             doors.others = Some(access.router(&config, &ring, &doors.names, doors.connections.clone())?);
             access.tend(&work.fleet, doors.connections.as_ref());

@@ -10,6 +10,7 @@ use drawbridge_core::accounts::Personal;
 use drawbridge_core::{Backend, BackendName, Endpoint, Keeping, Recalling};
 use sha2::{Digest as _, Sha256};
 
+use crate::clients::named_clients;
 use crate::config::{self, BackendKind, Config};
 use crate::telemetry;
 use crate::wiring::exchange::set_logins;
@@ -139,6 +140,7 @@ const LIVE: &[Key] = keys![
     "public.trusted_proxies" = public.trusted_proxies,
     "log.format" = log.format,
     "log.level" = log.level,
+    "auth.clients" = clients,
     "limits.max_body_bytes" = limits.max_body_bytes,
     "limits.max_header_bytes" = limits.max_header_bytes,
     "limits.max_result_bytes" = limits.max_result_bytes,
@@ -191,7 +193,8 @@ pub(crate) fn needs_restart(key: &str) -> bool {
     let is_below = |above: &str| {
         key.strip_prefix(above).is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
     };
-    RESTART.iter().any(|(above, ..)| is_below(above))
+    let any = |keys: &[Key]| keys.iter().any(|(above, ..)| is_below(above));
+    any(RESTART) && !any(LIVE)
 }
 
 fn differing(keys: &[Key], one: &Config, other: &Config) -> Vec<&'static str> {
@@ -213,6 +216,7 @@ impl Wired {
         RESTART.iter().for_each(|(_, _, keep)| keep(&mut config, &current.config));
         let backends = self.backends_of(&config, &current.backends)?;
         let endpoints = self.endpoints_of(&config, &backends, &current.endpoints)?;
+        let clients = named_clients(&config)?;
 
         let changes = Changes {
             backends: Names::between(&current.backends, &backends, |a, b| {
@@ -222,6 +226,9 @@ impl Wired {
             keys: differing(LIVE, &current.config, &config),
             restart_needed,
         };
+        if let Some(known) = &self.means.clients {
+            known.set(clients);
+        }
         if let Some(connections) = &self.means.connections {
             connections.set_sites(sites(&config));
             connections.set_keys(key_sites(&config));

@@ -145,7 +145,6 @@ impl<'a> Assertion<'a> {
         }
         Ok(())
     }
-
 }
 
 /// What an assertion of `issuer` with this id is remembered by.
@@ -163,11 +162,7 @@ pub(crate) fn remembered(kind: &str, issuer: &str, id: &str) -> String {
 }
 
 /// Takes what is remembered as `name` and ends at `exp`; whoever comes with it again is refused.
-pub(crate) async fn use_up(
-    used: &dyn state::Claims,
-    name: &str,
-    exp: f64,
-) -> Result<(), Unproven> {
+pub(crate) async fn use_up(used: &dyn state::Claims, name: &str, exp: f64) -> Result<(), Unproven> {
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "seconds, at most 630")]
     let left = (exp - now()).max(0.0) as u64 + LEEWAY + 1;
     match used.claim(name, Duration::from_secs(left)).await {

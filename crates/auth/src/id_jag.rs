@@ -88,7 +88,9 @@ pub async fn verify(text: &str, providers: &[Provider], audience: &str) -> Resul
 }
 
 fn read(claims: Claims, audience: &str) -> Result<IdJag, &'static str> {
-    let is_only = |aud: &Value| aud == audience || aud.as_array().is_some_and(|all| matches!(&all[..], [one] if one == audience));
+    let is_only = |aud: &Value| {
+        aud == audience || aud.as_array().is_some_and(|all| matches!(&all[..], [one] if one == audience))
+    };
     if !claims.rest.get("aud").is_some_and(is_only) {
         return Err("it is for another server too");
     }
@@ -193,7 +195,10 @@ mod tests {
         ] {
             let said = world.verify(typ, &changes).await.unwrap();
             assert_eq!((said.subject.as_str(), said.client.as_str()), ("ann", "c"));
-            assert_eq!((said.resources, said.scopes.to_string()), (vec!["https://gw.example/mcp".to_owned()], "chat mcp:read".to_owned()));
+            assert_eq!(
+                (said.resources, said.scopes.to_string()),
+                (vec!["https://gw.example/mcp".to_owned()], "chat mcp:read".to_owned())
+            );
         }
         let used = MemoryClaims::default();
         let said = world.verify(TYPE, &json!({ "resource": null, "auth_time": 5 })).await.unwrap();

@@ -186,6 +186,11 @@ impl Claims {
         self.rest.get("ver").and_then(Value::as_i64)
     }
 
+    /// Of ours: the version of a client that the configuration names.
+    pub fn client_version(&self) -> Option<i64> {
+        self.rest.get("cver").and_then(Value::as_i64)
+    }
+
     /// A claim that is a text.
     pub(crate) fn text(&self, name: &str) -> Option<&str> {
         self.rest.get(name).and_then(Value::as_str)
@@ -264,15 +269,14 @@ impl<'t> Unverified<'t> {
 }
 
 impl Unverified<'_> {
-    /// The grant that a token of ours names, for whichever resource.
-    pub(crate) fn grant(&self, policy: &Policy, key: &VerifyingKey) -> Option<String> {
+    /// What a token of ours says, for whichever resource.
+    pub(crate) fn own(&self, policy: &Policy, key: &VerifyingKey) -> Option<Claims> {
         let mut validation = Validation::new(self.header.alg);
         validation.leeway = LEEWAY;
         validation.set_issuer(&[&policy.issuer]);
         validation.validate_aud = false;
         validation.set_required_spec_claims(&["exp", "iss"]);
-        let claims: Claims = key.decode(self.token, &validation).ok()?;
-        claims.grant().map(str::to_owned)
+        key.decode(self.token, &validation).ok()
     }
 }
 

@@ -14,6 +14,7 @@ pub mod id_token;
 pub mod identity;
 pub mod jwks;
 pub mod jwt;
+pub mod named_clients;
 pub mod opaque;
 pub mod records;
 pub mod resource;

@@ -52,7 +52,8 @@ impl Inner {
         let scheme = to.as_ref().map(Url::scheme).unwrap_or_default();
         let place = if scheme == "https" { host.to_owned() } else { format!("{scheme}://{host}") };
         let is_listed = to.as_ref().is_some_and(|url| {
-            let is_own = client.domain.is_some() && client.domain.as_deref() == url.host_str();
+            let is_own = client.named.is_some()
+                || client.domain.is_some() && client.domain.as_deref() == url.host_str();
             is_own || redirect::is_listed(&transaction.redirect_uri, url, &self.options.redirect_uris)
         });
         let offers = transaction.scopes.iter().map(|scope| Offer {
@@ -69,6 +70,7 @@ impl Inner {
                 transaction: &sealed,
                 client: &printable(name, 80),
                 verified_by: client.domain.as_deref(),
+                is_named: client.named.is_some(),
                 is_any_program: client.domain.is_some() && client.is_local(),
                 user: &printable(shown, 120),
                 resource: &self.origin.resource(transaction.endpoint.as_deref()),

@@ -6,8 +6,10 @@
 //!
 //! Must not know: MCP, Redis, SQL, configuration files.
 
+mod assertion;
 mod authorize;
 mod browser;
+mod client_credentials;
 mod client_documents;
 mod clients;
 mod connect;
@@ -39,6 +41,8 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use drawbridge_auth::audit::AuditTrail;
 use drawbridge_auth::fetch::Fetch;
+use drawbridge_auth::id_jag;
+use drawbridge_auth::named_clients::NamedClients;
 use drawbridge_auth::records::Records;
 use drawbridge_auth::resource::Origin;
 use drawbridge_auth::revoking::Revocations;
@@ -81,6 +85,10 @@ pub struct Parts {
     pub options: Options,
     /// Who logs users in; without one they sign in with tokens.
     pub provider: Option<Provider>,
+    /// Whose assertions about their users are taken.
+    pub id_jag: Vec<id_jag::Provider>,
+    /// The clients that the configuration names.
+    pub clients: Arc<NamedClients>,
     /// Fetches from URLs that others have named; connects to public addresses alone.
     pub guarded: Arc<dyn Fetch>,
     /// Users, clients, grants.
@@ -111,6 +119,8 @@ pub(crate) struct Inner {
     origin: Origin,
     options: Options,
     provider: Option<Provider>,
+    id_jag: Vec<id_jag::Provider>,
+    clients: Arc<NamedClients>,
     documents: client_documents::ClientDocuments,
     records: Arc<dyn Records>,
     signer: Arc<Signer>,
@@ -148,6 +158,8 @@ pub fn server(parts: Parts) -> Router {
         origin: parts.origin,
         options: parts.options,
         provider: parts.provider,
+        id_jag: parts.id_jag,
+        clients: parts.clients,
         records: parts.records,
         signer: parts.signer,
         revocations: parts.revocations,

@@ -29,6 +29,8 @@ pub(crate) struct Consent<'a> {
     pub(crate) client: &'a str,
     /// Who stands for the client, if that was checked.
     pub(crate) verified_by: Option<&'a str>,
+    /// The operator has named it.
+    pub(crate) is_named: bool,
     /// It is answered on its users' machines alone: who vouches for it can't know what listens there.
     pub(crate) is_any_program: bool,
     pub(crate) user: &'a str,

@@ -35,6 +35,8 @@ pub(crate) struct Text {
     pub(crate) sent_to_program: &'static str,
     /// The client says its own name.
     pub(crate) unverified: &'static str,
+    /// The operator has named the client.
+    pub(crate) is_named: &'static str,
     /// A client that is known by its domain.
     pub(crate) verified_by: &'static str,
     /// A redirect that is nobody's that is known.
@@ -141,6 +143,7 @@ const ENGLISH: Text = Text {
     sent_to: "Afterwards you will be sent to",
     sent_to_program: "Afterwards you will be sent to a program on this computer, port",
     unverified: "The application has given this name itself. Nobody has checked it.",
+    is_named: "Your administrator has entered this application here.",
     verified_by: "An application of",
     unlisted: "This address is not one of a known application. Continue only if you know it.",
     any_program: "Any program on this computer can say that it is this application. Continue only if you have just started it yourself.",
@@ -203,6 +206,7 @@ const GERMAN: Text = Text {
     sent_to: "Danach geht es weiter bei",
     sent_to_program: "Danach geht es weiter bei einem Programm auf diesem Rechner, Port",
     unverified: "Diesen Namen hat die Anwendung sich selbst gegeben. Niemand hat ihn geprüft.",
+    is_named: "Diese Anwendung hat Ihre Verwaltung hier eingetragen.",
     verified_by: "Eine Anwendung von",
     unlisted: "Diese Adresse gehört zu keiner bekannten Anwendung. Fahren Sie nur fort, wenn Sie sie kennen.",
     any_program: "Jedes Programm auf diesem Rechner kann sich als diese Anwendung ausgeben. Fahren Sie nur fort, wenn Sie sie gerade selbst gestartet haben.",

@@ -9,6 +9,7 @@ use async_trait::async_trait;
 use chrono::Utc;
 use drawbridge_auth::audit::AuditTrail;
 use drawbridge_auth::fetch::{Fetch, NotFetched};
+use drawbridge_auth::named_clients::NamedClients;
 use drawbridge_auth::records::{Records, User};
 use drawbridge_auth::resource::Origin;
 use drawbridge_auth::revoking::Revocations;
@@ -122,8 +123,13 @@ impl Site {
             revocations.read().await.unwrap();
             let signer = Arc::new(Signer::new(P, records.clone(), ring.clone()));
             signer.tend().await.unwrap();
-            let own =
-                Issuer { policy: signer.policy(), keys: signer.clone(), is_own: true, introspection: None };
+            let clients = Arc::new(NamedClients::new(revocations.clone()));
+            let own = Issuer {
+                policy: signer.policy(),
+                keys: signer.clone(),
+                own: Some(clients.clone()),
+                introspection: None,
+            };
             let limiter = WithFallback::new(Arc::new(MemoryLimiter::default()));
             let resources = Some(origin.clone());
             let (of_verifier, revoked, tasks) = (records.clone(), revocations.clone(), Tasks::default());
@@ -134,6 +140,8 @@ impl Site {
                 origin,
                 options,
                 provider: provider.clone().map(|options| Provider::new(options, web.clone(), tasks.clone())),
+                id_jag: Vec::new(),
+                clients,
                 guarded: web.clone(),
                 records,
                 signer,

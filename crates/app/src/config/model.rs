@@ -1,6 +1,6 @@
 //! The configuration after all checks: plain values with defaults filled in.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::num::NonZeroU32;
@@ -14,8 +14,8 @@ use ipnet::IpNet;
 use url::Url;
 
 use super::raw::{
-    AuthMode, ClientAuth, Era, LogFormat, OtlpProtocol, RegistrationPolicy, SessionScope, SubjectToken,
-    Transport,
+    AuthMode, ClientAuth, ClientGrant, Era, LogFormat, OtlpProtocol, RegistrationPolicy, SessionScope,
+    SubjectToken, Transport,
 };
 use super::secret::{self, SealKey, Secret};
 
@@ -43,6 +43,8 @@ pub struct Config {
     pub seal_keys: Vec<SealKey>,
     /// Who may call.
     pub auth: Auth,
+    /// OAuth clients that the operator names.
+    pub clients: Vec<NamedClient>,
     /// What is logged and how.
     pub log: Log,
     /// Where traces go; `None`: nothing is traced.
@@ -73,6 +75,7 @@ impl Default for Config {
             data_dir: PathBuf::from("./data"),
             seal_keys: Vec::new(),
             auth: Auth::default(),
+            clients: Vec::new(),
             log: Log::default(),
             otlp: None,
             limits: Limits::default(),
@@ -251,10 +254,47 @@ pub struct Auth {
     pub redirect_uris: Vec<String>,
     /// The identity provider that users log in with.
     pub login: Option<Login>,
+    /// Whose assertions about their users are taken.
+    pub id_jag: Vec<IdJag>,
     /// Who may ask about tokens: ids and secrets.
     pub introspection_clients: Vec<(String, Secret)>,
     /// Whose tokens are accepted in the mode `external`.
     pub external: Vec<External>,
+}
+
+/// An OAuth client that the operator names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NamedClient {
+    /// Its `client_id`.
+    pub id: String,
+    /// What people read.
+    pub name: Option<String>,
+    /// What it proves with who it is.
+    pub proof: ClientProof,
+    /// How it gets tokens.
+    pub grants: BTreeSet<ClientGrant>,
+    /// What it may be allowed at most.
+    pub scopes: Vec<String>,
+    /// Where it may be answered.
+    pub redirect_uris: Vec<String>,
+}
+
+/// What a client proves with who it is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ClientProof {
+    /// A secret.
+    Secret(Secret),
+    /// Keys of its own, as the text of a JWK Set.
+    Keys(Secret),
+}
+
+/// An identity provider whose assertions are taken.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct IdJag {
+    /// Exactly as in its assertions and metadata.
+    pub issuer: String,
+    /// Where its keys are, if not where its metadata say.
+    pub jwks_uri: Option<String>,
 }
 
 /// An issuer of JSON Web Tokens.
@@ -304,6 +344,7 @@ impl Default for Auth {
             client_document_hosts: Vec::new(),
             redirect_uris: Vec::new(),
             login: None,
+            id_jag: Vec::new(),
             introspection_clients: Vec::new(),
             external: Vec::new(),
         }
