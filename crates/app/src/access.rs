@@ -1,6 +1,6 @@
 //! Who may: records, tokens, the authorization server, made of the configuration and looked after while the gateway runs.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -33,7 +33,7 @@ use drawbridge_credentials::connections::Connections;
 use drawbridge_front::gate::{Gate, PeerAddress};
 use drawbridge_oauth::oidc::{Provider, ProviderOptions};
 use drawbridge_oauth::options::{ClientDocumentOptions, Options, Registration};
-use drawbridge_oauth::{ClientAddress, Documents, HasEndpoint};
+use drawbridge_oauth::{ClientAddress, Documents, Endpoints};
 use drawbridge_sql::{MigrationError, SqlRecords};
 use http::Request;
 use parking_lot::{Mutex, RwLock};
@@ -54,19 +54,26 @@ const RETRY_EVERY: Duration = Duration::from_secs(2);
 /// What a database has to answer in at the start, before it is said to be away.
 const FIRST_TRY: Duration = Duration::from_secs(10);
 
-/// The names of the endpoints that there are now; the default one is always there.
+/// The endpoints that there are now, and the names of what is behind them. The default one has no name, and is always
+/// there.
 #[derive(Debug, Clone, Default)]
-pub struct EndpointNames(Arc<RwLock<BTreeSet<String>>>);
+pub struct EndpointNames(Arc<RwLock<BTreeMap<Option<String>, Vec<String>>>>);
 
 impl EndpointNames {
     /// Replaces them.
-    pub fn set(&self, names: BTreeSet<String>) {
-        *self.0.write() = names;
+    pub fn set(&self, endpoints: BTreeMap<Option<String>, Vec<String>>) {
+        *self.0.write() = endpoints;
+    }
+}
+
+impl Endpoints for EndpointNames {
+    fn backends(&self, endpoint: Option<&str>) -> Option<Vec<String>> {
+        let found = self.0.read().get(&endpoint.map(str::to_owned)).cloned();
+        if endpoint.is_none() { Some(found.unwrap_or_default()) } else { found }
     }
 
-    fn has(&self) -> HasEndpoint {
-        let names = self.0.clone();
-        Arc::new(move |name| name.is_none_or(|name| names.read().contains(name)))
+    fn names(&self) -> Vec<String> {
+        self.0.read().keys().flatten().cloned().collect()
     }
 }
 
@@ -287,7 +294,7 @@ impl Access {
                 origin: origin.clone(),
                 issuer: issuer.unwrap_or_default(),
                 resource_name: config.auth.name.clone(),
-                has_endpoint: names.has(),
+                endpoints: Arc::new(names.clone()),
             }));
         };
         let provider = config.auth.login.as_ref().map(|login| {
@@ -321,7 +328,7 @@ impl Access {
             ring: ring.clone(),
             claims: self.shared.claims.clone(),
             limiter: self.shared.limiter.clone(),
-            has_endpoint: names.has(),
+            endpoints: Arc::new(names.clone()),
             connections,
             tasks: self.tasks.clone(),
             trail: self.trail.clone(),
@@ -504,6 +511,7 @@ fn options(config: &Config) -> Options {
         },
         redirect_uris: auth.redirect_uris.clone(),
         resource_name: auth.name.clone(),
+        own_tokens: auth.own_tokens,
         allowed_groups: auth.login.as_ref().map(|login| login.allowed_groups.clone()).unwrap_or_default(),
     }
 }

@@ -236,8 +236,11 @@ impl Wired {
         }
         self.rounds.set_options(round_options(&config));
         self.means.cap.resize(config.limits.max_processes, &self.work.backends);
-        let named = endpoints.iter().filter_map(|endpoint| endpoint.name().map(ToString::to_string));
-        self.names.set(named.collect());
+        let behind = endpoints.iter().map(|endpoint| {
+            let backends = endpoint.backends().iter().map(|backend| backend.name().to_string());
+            (endpoint.name().map(ToString::to_string), backends.collect())
+        });
+        self.names.set(behind.collect());
         self.front.apply(front_options(&config), endpoints.clone());
         telemetry::apply(&config.log);
         let is_shown = |name: &str| endpoints.iter().any(|endpoint| endpoint.display_name() == name);

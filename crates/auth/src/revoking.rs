@@ -20,7 +20,7 @@ use sha2::{Digest as _, Sha256};
 use tokio::sync::broadcast::error::RecvError;
 use tokio_util::sync::CancellationToken;
 
-use crate::records::{Records, RecordsError, Revocation, Time};
+use crate::records::{Records, RecordsError, Revocation, Time, Token};
 use crate::signing::MAX_LIFETIME;
 
 /// How often the database is read while the log can't be heard.
@@ -50,6 +50,12 @@ impl RevocationKey {
     /// What was true of a user at this version.
     pub fn user(id: &str, version: i64) -> Self {
         Self::of("user", id, version)
+    }
+
+    /// What was true of a token that was revoked, as it was before. Revoking has counted its version up.
+    pub fn of_revoked(before: &Token) -> Self {
+        let version = if before.revoked_at.is_some() { before.version - 1 } else { before.version };
+        Self::token(&before.id, version)
     }
 
     /// What a client that the configuration names was given at this version.

@@ -147,7 +147,7 @@ impl Inner {
             meant = Some(endpoint);
         }
         let endpoint = meant.unwrap_or_default();
-        (self.has_endpoint)(endpoint.as_deref()).then_some(endpoint)
+        self.endpoints.backends(endpoint.as_deref()).map(|_| endpoint)
     }
 
     /// Goes on with the login or, if somebody has, with the consent.
@@ -163,7 +163,7 @@ impl Inner {
         let login = Login::of(self, headers, &browser)
             .filter(|login| !transaction.asks_for_login || login.at > transaction.at);
         let mut response = match login {
-            Some(login) => self.ask_for_consent(transaction, &login, text).await,
+            Some(login) => self.ask_for_consent(transaction, &login, headers, text).await,
             None => self.ask_for_login(&transaction.into(), text).await,
         };
         browser.set(self, response.headers_mut());

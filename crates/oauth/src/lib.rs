@@ -6,6 +6,7 @@
 //!
 //! Must not know: MCP, Redis, SQL, configuration files.
 
+mod accounts;
 mod assertion;
 mod authorize;
 mod browser;
@@ -24,12 +25,14 @@ mod metadata;
 mod noted;
 pub mod oidc;
 pub mod options;
+mod own_tokens;
 mod pages;
 mod redirect;
 mod registration;
 mod text;
 mod token;
 mod transaction;
+mod way_back;
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -61,8 +64,14 @@ use options::Options;
 #[derive(Debug, Clone, Copy)]
 pub struct ClientAddress(pub IpAddr);
 
-/// Whether there is an endpoint of this name; the default one has none.
-pub type HasEndpoint = Arc<dyn Fn(Option<&str>) -> bool + Send + Sync>;
+/// Which endpoints there are now. The default one has no name.
+pub trait Endpoints: Send + Sync {
+    /// The names of the backends behind an endpoint; `None`: there is no such endpoint.
+    fn backends(&self, endpoint: Option<&str>) -> Option<Vec<String>>;
+
+    /// The names of all but the default one.
+    fn names(&self) -> Vec<String>;
+}
 
 /// What the documents of the resources say.
 #[derive(Clone)]
@@ -74,7 +83,7 @@ pub struct Documents {
     /// What people call it.
     pub resource_name: String,
     /// Which resources there are.
-    pub has_endpoint: HasEndpoint,
+    pub endpoints: Arc<dyn Endpoints>,
 }
 
 /// What the authorization server is made of.
@@ -106,7 +115,7 @@ pub struct Parts {
     /// How often things may happen.
     pub limiter: Arc<dyn Limiter>,
     /// Which resources there are.
-    pub has_endpoint: HasEndpoint,
+    pub endpoints: Arc<dyn Endpoints>,
     /// What users have at other servers, if they can have something there.
     pub connections: Option<Arc<Connections>>,
     /// What is fetched for many is fetched by one of these.
@@ -129,7 +138,7 @@ pub(crate) struct Inner {
     ring: Arc<KeyRing>,
     claims: Arc<dyn Claims>,
     limiter: WithFallback,
-    has_endpoint: HasEndpoint,
+    endpoints: Arc<dyn Endpoints>,
     connections: Option<Arc<Connections>>,
     trail: Arc<AuditTrail>,
 }
@@ -150,7 +159,7 @@ pub fn server(parts: Parts) -> Router {
         origin: parts.origin.clone(),
         issuer: parts.origin.as_str().to_owned(),
         resource_name: parts.options.resource_name.clone(),
-        has_endpoint: parts.has_endpoint.clone(),
+        endpoints: parts.endpoints.clone(),
     };
     let documents = parts.options.client_documents.clone();
     let inner = Arc::new(Inner {
@@ -167,7 +176,7 @@ pub fn server(parts: Parts) -> Router {
         ring: parts.ring,
         claims: parts.claims,
         limiter: WithFallback::new(parts.limiter),
-        has_endpoint: parts.has_endpoint,
+        endpoints: parts.endpoints,
         connections: parts.connections,
         trail: parts.trail,
     });
@@ -193,12 +202,14 @@ pub fn server(parts: Parts) -> Router {
         .route("/authorize", get(authorize::authorize).post(authorize::authorize))
         .route("/login", post(login::sign_in))
         .route("/login/callback", get(login::callback))
-        .route("/consent", post(consent::decide))
+        .route("/consent", get(way_back::come_back).post(consent::decide))
         .route("/connect/{backend}", get(connect::ask).post(connect::go))
         .route("/connect/callback/{backend}", get(connect::callback))
-        .route("/connections", get(connect::list))
-        .route("/connections/switch", post(connect::switch))
-        .route("/connections/{backend}/disconnect", post(connect::disconnect))
+        .route("/connections", get(accounts::list))
+        .route("/connections/switch", post(accounts::switch))
+        .route("/connections/tokens", post(own_tokens::make))
+        .route("/connections/tokens/{id}/revoke", post(own_tokens::revoke))
+        .route("/connections/{backend}/disconnect", post(accounts::disconnect))
         .route("/oauth/style.css", get(style))
         .with_state(inner);
     public(for_programs.merge(resource_routes(about))).merge(for_people).fallback(missing)

@@ -33,7 +33,7 @@ pub(crate) async fn named_resource(State(documents): State<Documents>, Path(name
 }
 
 fn resource(documents: &Documents, name: Option<&str>) -> Response {
-    if !(documents.has_endpoint)(name) {
+    if documents.endpoints.backends(name).is_none() {
         return crate::not_found();
     }
     document(&json!({

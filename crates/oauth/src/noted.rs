@@ -4,7 +4,7 @@
 use std::net::IpAddr;
 
 use drawbridge_auth::audit::Event;
-use drawbridge_auth::records::{Grant, User};
+use drawbridge_auth::records::{Grant, Token, User};
 use drawbridge_auth::scope::Scopes;
 use serde_json::{Value, json};
 
@@ -87,6 +87,14 @@ impl Inner {
         let actor = format!("client:{}", printable(client, 256));
         let detail = json!({ "reason": "revoked_by_client" });
         self.note(Event { actor: &actor, action: "grant.revoke", target: id, outcome: "ok", detail }).await;
+    }
+
+    /// A user has made or ended a token of their own.
+    pub(crate) async fn note_token(&self, user: &str, action: &str, token: &Token) {
+        let actor = format!("user:{user}");
+        let detail = json!({ "kind": token.kind, "name": token.name, "owner": token.owner, "scopes": token.scopes,
+            "endpoints": token.endpoints, "expires_at": token.expires_at });
+        self.note(Event { actor: &actor, action, target: &token.id, outcome: "ok", detail }).await;
     }
 
     /// A client has ended what it was granted, or what it did has.

@@ -19,9 +19,9 @@ use drawbridge_core::Tasks;
 use drawbridge_core::revocation::MemoryRevocations;
 use drawbridge_core::seal::{KeyRing, SealKey};
 use drawbridge_core::state::{MemoryClaims, MemoryLimiter, WithFallback};
-use drawbridge_oauth::Parts;
 use drawbridge_oauth::oidc::{Provider, ProviderOptions};
 use drawbridge_oauth::options::{Options, Registration};
+use drawbridge_oauth::{Endpoints, Parts};
 use drawbridge_sql::{SqlOptions, SqlRecords};
 use drawbridge_testkit::client::{Client, Reply};
 use jsonwebtoken::jwk::Jwk;
@@ -32,6 +32,19 @@ use tokio::net::TcpListener;
 
 use super::world::{Browser, P, REDIRECT, Request, VERIFIER, World, oauth_error, post_form};
 use crate::backends::spawn;
+
+/// The default endpoint alone, with nothing behind it.
+struct OneEndpoint;
+
+impl Endpoints for OneEndpoint {
+    fn backends(&self, endpoint: Option<&str>) -> Option<Vec<String>> {
+        endpoint.is_none().then(Vec::new)
+    }
+
+    fn names(&self) -> Vec<String> {
+        Vec::new()
+    }
+}
 
 /// What Claude Code has at this URL: any port of the user's machine.
 const CLAUDE_CODE: &str = "https://claude.ai/oauth/claude-code-client-metadata";
@@ -150,7 +163,7 @@ impl Site {
                 ring,
                 claims: claims.clone(),
                 limiter: Arc::new(MemoryLimiter::default()),
-                has_endpoint: Arc::new(|name| name.is_none()),
+                endpoints: Arc::new(OneEndpoint),
                 connections: None,
                 tasks,
                 trail: Arc::new(AuditTrail::new(sql.clone())),

@@ -254,6 +254,8 @@ pub struct Auth {
     pub redirect_uris: Vec<String>,
     /// The identity provider that users log in with.
     pub login: Option<Login>,
+    /// Whether users make personal tokens of their own.
+    pub own_tokens: bool,
     /// Whose assertions about their users are taken.
     pub id_jag: Vec<IdJag>,
     /// Who may ask about tokens: ids and secrets.
@@ -344,6 +346,7 @@ impl Default for Auth {
             client_document_hosts: Vec::new(),
             redirect_uris: Vec::new(),
             login: None,
+            own_tokens: false,
             id_jag: Vec::new(),
             introspection_clients: Vec::new(),
             external: Vec::new(),

@@ -191,6 +191,8 @@ pub(super) struct Auth {
     /// Identity providers whose assertions (ID-JAG) let clients act for users who have not logged in here with a browser,
     /// in the mode `embedded`.
     pub(super) id_jag: Option<Vec<IdJag>>,
+    /// Users may make personal tokens of their own at `/connections`, in the mode `embedded`; default false.
+    pub(super) own_tokens: Option<bool>,
     /// OAuth clients that have not registered, each with a secret or keys, in the mode `embedded`.
     pub(super) clients: Option<Vec<NamedClient>>,
     /// Services that may ask about tokens at `/introspect` (RFC 7662), in the mode `embedded`.

@@ -80,6 +80,7 @@ pub(super) fn auth(checker: &mut Checker<'_>, raw: raw::Auth, config: &Config) -
             registration.redirect_uris.unwrap_or_default(),
         ),
         login: raw.login.and_then(|login| provider(checker, login)),
+        own_tokens: raw.own_tokens.unwrap_or(default.own_tokens),
         id_jag: id_jag(checker, raw.id_jag.unwrap_or_default()),
         introspection_clients: introspection_clients(checker, raw.introspection_clients.unwrap_or_default()),
         external: external(checker, raw.external.unwrap_or_default()),

@@ -18,6 +18,7 @@ pub(super) fn auth(sheet: &mut Sheet, auth: &Auth) {
         client_document_hosts,
         redirect_uris,
         login,
+        own_tokens,
         id_jag,
         introspection_clients,
         external,
@@ -36,6 +37,7 @@ pub(super) fn auth(sheet: &mut Sheet, auth: &Auth) {
         Some(provider) => self::login(sheet, provider),
         None => sheet.put("auth.login", Value::Null),
     }
+    sheet.put("auth.own_tokens", own_tokens);
     for (index, IdJag { issuer, jwks_uri }) in id_jag.iter().enumerate() {
         sheet.address(&format!("auth.id_jag[{index}].issuer"), Some(issuer));
         sheet.address(&format!("auth.id_jag[{index}].jwks_uri"), jwks_uri.as_deref());
