@@ -233,7 +233,7 @@ try {
   check('who is signed in is shown', (await p.locator('dl').innerText()).includes('alice'));
   await look(p, 'consent');
   const cookies = await p.context().cookies(P);
-  check('cookies are for the server alone', cookies.length === 2 && cookies.every(c => c.httpOnly && c.sameSite === 'Lax' && c.path === '/'), cookies);
+  check('cookies are for the server alone', cookies.length === 3 && cookies.every(c => c.httpOnly && c.sameSite === 'Lax' && c.path === '/'), cookies);
   await p.uncheck('input[value="mcp:write"]');
   await p.click('button[value=allow]');
   let got = await arrived(p);
@@ -273,8 +273,8 @@ try {
   await k.keyboard.type(about.token); await k.keyboard.press('Enter');
   await k.waitForSelector('button[value=allow]');
   const order = [];
-  for (let n = 0; n < 5; n++) { await k.keyboard.press('Tab'); order.push(await focused()); }
-  check('Tab goes through all there is, in the order in which it is read', order.join() === 'mcp:read,mcp:write,switch,allow,deny', order.join());
+  for (let n = 0; n < 7; n++) { await k.keyboard.press('Tab'); order.push(await focused()); }
+  check('Tab goes through all there is, in the order in which it is read', order.join() === 'mcp:read,mcp:write,switch,A,A,allow,deny', order.join());
   check('where the focus is can be seen', await k.evaluate(() => getComputedStyle(document.activeElement).outlineStyle) === 'solid');
   await k.screenshot({ path: `${SHOTS}/consent-focus.png`, fullPage: true });
   await k.keyboard.press('Shift+Tab'); await k.keyboard.press('Enter');
