@@ -6,10 +6,11 @@ use std::time::Instant;
 
 use anyhow::{Context as _, anyhow};
 use chrono::{TimeDelta, Utc};
-use drawbridge_auth::records::{Grant, Records, Token, User, UserClaims};
+use drawbridge_auth::named_clients::NamedClients;
+use drawbridge_auth::records::{Records, Token, User, UserClaims};
 use drawbridge_auth::resource::Origin;
 use drawbridge_auth::revoking::Revocations;
-use drawbridge_auth::signing::Signer;
+use drawbridge_auth::signing::{Access, Signer};
 use drawbridge_auth::token::{Secret, SecretKind, TokenKind};
 use drawbridge_auth::verifier::{Issuer, Verifier};
 use drawbridge_core::Tasks;
@@ -45,7 +46,12 @@ impl Bench {
         revocations.read().await?;
         let signer = Arc::new(Signer::new(ORIGIN, dynamic.clone(), Arc::new(ring)));
         signer.tend().await?;
-        let own = Issuer { policy: signer.policy(), keys: signer.clone(), is_own: true, introspection: None };
+        let own = Issuer {
+            policy: signer.policy(),
+            keys: signer.clone(),
+            own: Some(Arc::new(NamedClients::new(revocations.clone()))),
+            introspection: None,
+        };
         let limiter = WithFallback::new(Arc::new(MemoryLimiter::default()));
         let origin = Origin::of(&ORIGIN.parse()?);
         let verifier =
@@ -94,22 +100,18 @@ impl Bench {
     /// An access token, signed with ES256.
     fn signed(&self) -> anyhow::Result<String> {
         let now = Utc::now();
-        let grant = Grant {
-            id: drawbridge_auth::fresh_id(),
-            user: self.user.id.clone(),
-            client: "bench".to_owned(),
-            client_name: None,
-            resource: format!("{ORIGIN}/mcp"),
-            scopes: BTreeSet::new(),
-            auth_time: now,
-            created_at: now,
-            last_used_at: now,
-            expires_at: now + TimeDelta::days(1),
-            revoked_at: None,
-            revoke_reason: None,
+        let access = Access {
+            subject: &self.user.id,
+            client: "bench",
+            resource: &format!("{ORIGIN}/mcp"),
+            scope: "mcp:read mcp:write",
+            grant: &drawbridge_auth::fresh_id(),
+            refresh: Some("none"),
+            user_version: Some(self.user.version),
+            client_version: None,
+            auth_time: Some(now.timestamp()),
         };
-        let until = now + TimeDelta::hours(1);
-        Ok(self.signer.issue(&grant, "mcp:read mcp:write", &self.user, "none", now, until)?)
+        Ok(self.signer.issue(&access, now, now + TimeDelta::hours(1))?)
     }
 
     async fn verify(&self, token: &str) -> anyhow::Result<()> {

@@ -1,6 +1,6 @@
 //! Who may: records, tokens, the authorization server, made of the configuration and looked after while the gateway runs.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,8 +13,10 @@ use chrono::{TimeDelta, Utc};
 use drawbridge_admin::api::gateway::Gateway;
 use drawbridge_admin::api::{Admission, Api, BOOTSTRAP};
 use drawbridge_auth::audit::AuditTrail;
+use drawbridge_auth::id_jag;
 use drawbridge_auth::jwks::{Jwks, Location};
 use drawbridge_auth::jwt::{ALGORITHMS, Algorithm, Policy};
+use drawbridge_auth::named_clients::NamedClients;
 use drawbridge_auth::opaque::Introspection;
 use drawbridge_auth::records::{Records, RecordsError, SecretHash, Token};
 use drawbridge_auth::resource::Origin;
@@ -32,7 +34,7 @@ use drawbridge_credentials::connections::Connections;
 use drawbridge_front::gate::{Gate, PeerAddress};
 use drawbridge_oauth::oidc::{Provider, ProviderOptions};
 use drawbridge_oauth::options::{ClientDocumentOptions, Options, Registration};
-use drawbridge_oauth::{ClientAddress, Documents, HasEndpoint};
+use drawbridge_oauth::{ClientAddress, Documents, Endpoints};
 use drawbridge_sql::{MigrationError, SqlRecords};
 use http::Request;
 use parking_lot::{Mutex, RwLock};
@@ -53,19 +55,26 @@ const RETRY_EVERY: Duration = Duration::from_secs(2);
 /// What a database has to answer in at the start, before it is said to be away.
 const FIRST_TRY: Duration = Duration::from_secs(10);
 
-/// The names of the endpoints that there are now; the default one is always there.
+/// The endpoints that there are now, and the names of what is behind them. The default one has no name, and is always
+/// there.
 #[derive(Debug, Clone, Default)]
-pub struct EndpointNames(Arc<RwLock<BTreeSet<String>>>);
+pub struct EndpointNames(Arc<RwLock<BTreeMap<Option<String>, Vec<String>>>>);
 
 impl EndpointNames {
     /// Replaces them.
-    pub fn set(&self, names: BTreeSet<String>) {
-        *self.0.write() = names;
+    pub fn set(&self, endpoints: BTreeMap<Option<String>, Vec<String>>) {
+        *self.0.write() = endpoints;
+    }
+}
+
+impl Endpoints for EndpointNames {
+    fn backends(&self, endpoint: Option<&str>) -> Option<Vec<String>> {
+        let found = self.0.read().get(&endpoint.map(str::to_owned)).cloned();
+        if endpoint.is_none() { Some(found.unwrap_or_default()) } else { found }
     }
 
-    fn has(&self) -> HasEndpoint {
-        let names = self.0.clone();
-        Arc::new(move |name| name.is_none_or(|name| names.read().contains(name)))
+    fn names(&self) -> Vec<String> {
+        self.0.read().keys().flatten().cloned().collect()
     }
 }
 
@@ -77,6 +86,7 @@ pub struct Access {
     pub revocations: Arc<Revocations>,
     /// Knows credentials.
     pub verifier: Arc<Verifier>,
+    clients: Arc<NamedClients>,
     signer: Option<Arc<Signer>>,
     origin: Option<Origin>,
     shared: SharedState,
@@ -126,12 +136,13 @@ impl Access {
         let origin = origin.transpose()?;
         let own = origin.as_ref().filter(|_| is_embedded);
         let signer = own.map(|origin| Arc::new(Signer::new(origin.as_str(), records.clone(), ring.clone())));
+        let clients = Arc::new(NamedClients::new(revocations.clone()));
         let mut issuers: Vec<Issuer> = Vec::new();
         if let Some(signer) = &signer {
             issuers.push(Issuer {
                 policy: signer.policy(),
                 keys: signer.clone(),
-                is_own: true,
+                own: Some(clients.clone()),
                 introspection: None,
             });
         }
@@ -146,6 +157,7 @@ impl Access {
             records: sql.clone(),
             revocations,
             verifier,
+            clients,
             signer,
             origin,
             shared: shared.clone(),
@@ -238,6 +250,11 @@ impl Access {
         Gate { verifier: self.verifier.clone(), discovery: self.origin.clone() }
     }
 
+    /// The OAuth clients that the configuration names.
+    pub(crate) fn clients(&self) -> &Arc<NamedClients> {
+        &self.clients
+    }
+
     /// What names the resources, where tokens name them.
     pub(crate) fn origin(&self) -> Option<&Origin> {
         self.origin.as_ref()
@@ -278,7 +295,7 @@ impl Access {
                 origin: origin.clone(),
                 issuer: issuer.unwrap_or_default(),
                 resource_name: config.auth.name.clone(),
-                has_endpoint: names.has(),
+                endpoints: Arc::new(names.clone()),
             }));
         };
         let provider = config.auth.login.as_ref().map(|login| {
@@ -292,10 +309,18 @@ impl Access {
             let fetcher = Arc::new(Fetcher::new(collector_options(config)));
             Provider::new(options, fetcher, self.tasks.clone())
         });
+        let fetcher = Arc::new(Fetcher::new(collector_options(config)));
+        let id_jag = config.auth.id_jag.iter().map(|provider| {
+            let location = provider.jwks_uri.clone().map_or(Location::Discovered, Location::Url);
+            let keys = Jwks::new(&provider.issuer, location, fetcher.clone(), self.tasks.clone());
+            id_jag::Provider::new(&provider.issuer, Arc::new(keys))
+        });
         let router = drawbridge_oauth::server(drawbridge_oauth::Parts {
             origin: origin.clone(),
             options: options(config),
             provider,
+            id_jag: id_jag.collect(),
+            clients: self.clients.clone(),
             guarded: Arc::new(GuardedFetcher::new(&guard_options(config)).context("outbound.ca_bundle")?),
             records: self.records.clone(),
             signer: signer.clone(),
@@ -304,7 +329,7 @@ impl Access {
             ring: ring.clone(),
             claims: self.shared.claims.clone(),
             limiter: self.shared.limiter.clone(),
-            has_endpoint: names.has(),
+            endpoints: Arc::new(names.clone()),
             connections,
             tasks: self.tasks.clone(),
             trail: self.trail.clone(),
@@ -438,7 +463,7 @@ fn external(external: &External, fetcher: &Arc<Fetcher>, tasks: &Tasks) -> Issue
             groups_claim: external.groups_claim.clone(),
         },
         keys: Arc::new(Jwks::new(&external.issuer, location, fetcher.clone(), tasks.clone())),
-        is_own: false,
+        own: None,
         introspection: external.introspection.as_ref().map(|asked| {
             let secret = asked.client_secret.live();
             Introspection::new(asked.url.clone(), asked.client_id.clone(), secret, fetcher.clone())
@@ -494,6 +519,7 @@ fn options(config: &Config) -> Options {
         },
         redirect_uris: auth.redirect_uris.clone(),
         resource_name: auth.name.clone(),
+        own_tokens: auth.own_tokens,
         allowed_groups: auth.login.as_ref().map(|login| login.allowed_groups.clone()).unwrap_or_default(),
     }
 }

@@ -32,14 +32,15 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 pub use self::model::{
-    Admin, Audit, Auth, Backend, BackendAuth, BackendKind, ClientCertificate, ClientCredentials, Config,
-    Drain, Endpoint, External, HttpBackend, IdJag, Limits, Log, Login, Otlp, Outbound, Password, Proxy,
-    Public, Rate, Redis, StdioBackend, Streams, TokenExchange, TokenSource, ToolRate, UserOAuth, UserSecret,
+    Admin, Audit, Auth, Backend, BackendAuth, BackendKind, ClientCertificate, ClientCredentials, ClientProof,
+    Config, Drain, Endpoint, External, HttpBackend, IdJag, Limits, Log, Login, NamedClient, Otlp, Outbound,
+    Password, Proxy, Public, Rate, Redis, StdioBackend, Streams, TokenExchange, TokenSource, ToolRate,
+    UserOAuth, UserSecret,
 };
 pub use self::problem::{Notice, Problem, Problems};
 pub use self::raw::{
-    AuthMode, ClientAuth, Era, LogFormat, OtlpProtocol, RegistrationPolicy, SessionScope, StepUp,
-    SubjectToken, Transport,
+    AuthMode, ClientAuth, ClientGrant, Era, LogFormat, OtlpProtocol, RegistrationPolicy, SessionScope,
+    StepUp, SubjectToken, Transport,
 };
 pub use self::secret::{SealKey, Secret};
 pub use self::shown::{Source as ValueSource, Written};

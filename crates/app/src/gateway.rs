@@ -106,6 +106,7 @@ impl Gateway {
             others: None,
             names: EndpointNames::default(),
             connections: None,
+            clients: None,
             pins: None,
             callers: None,
         };
@@ -113,6 +114,7 @@ impl Gateway {
             doors.gate = Some(access.gate());
             doors.pins = Some(access.pins(&config)?);
             doors.callers = Some(access.callers());
+            doors.clients = Some(access.clients().clone());
             doors.connections = access.connections(&config, &ring, &work.backends)?;
             doors.others = Some(access.router(&config, &ring, &doors.names, doors.connections.clone())?);
             access.tend(&work.fleet, doors.connections.as_ref());

@@ -7,6 +7,7 @@
 pub mod access;
 pub mod audit;
 pub mod cli;
+mod clients;
 pub mod config;
 mod fetch;
 pub mod gateway;

@@ -11,6 +11,7 @@ use drawbridge_core::rights::Selection;
 use drawbridge_core::{Backend, BackendName, Endpoint, Keeping, Recalling, Screen};
 use sha2::{Digest as _, Sha256};
 
+use crate::clients::named_clients;
 use crate::config::{self, AuthMode, BackendKind, Config};
 use crate::telemetry;
 use crate::wiring::exchange::set_logins;
@@ -140,6 +141,7 @@ const LIVE: &[Key] = keys![
     "public.trusted_proxies" = public.trusted_proxies,
     "log.format" = log.format,
     "log.level" = log.level,
+    "auth.clients" = clients,
     "limits.max_body_bytes" = limits.max_body_bytes,
     "limits.max_header_bytes" = limits.max_header_bytes,
     "limits.max_result_bytes" = limits.max_result_bytes,
@@ -193,7 +195,8 @@ pub(crate) fn needs_restart(key: &str) -> bool {
     let is_below = |above: &str| {
         key.strip_prefix(above).is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
     };
-    RESTART.iter().any(|(above, ..)| is_below(above))
+    let any = |keys: &[Key]| keys.iter().any(|(above, ..)| is_below(above));
+    any(RESTART) && !any(LIVE)
 }
 
 fn differing(keys: &[Key], one: &Config, other: &Config) -> Vec<&'static str> {
@@ -221,6 +224,7 @@ impl Wired {
             // Who listens is told that what they may see has changed.
             config.policies == current.config.policies,
         )?;
+        let clients = named_clients(&config)?;
 
         let changes = Changes {
             backends: Names::between(&current.backends, &backends, |a, b| {
@@ -230,6 +234,9 @@ impl Wired {
             keys: differing(LIVE, &current.config, &config),
             restart_needed,
         };
+        if let Some(known) = &self.means.clients {
+            known.set(clients);
+        }
         if let Some(connections) = &self.means.connections {
             connections.set_sites(sites(&config));
             connections.set_keys(key_sites(&config));
@@ -237,8 +244,11 @@ impl Wired {
         }
         self.rounds.set_options(round_options(&config));
         self.means.cap.resize(config.limits.max_processes, &self.work.backends);
-        let named = endpoints.iter().filter_map(|endpoint| endpoint.name().map(ToString::to_string));
-        self.names.set(named.collect());
+        let behind = endpoints.iter().map(|endpoint| {
+            let backends = endpoint.backends().iter().map(|backend| backend.name().to_string());
+            (endpoint.name().map(ToString::to_string), backends.collect())
+        });
+        self.names.set(behind.collect());
         self.front.apply(front_options(&config), endpoints.clone());
         telemetry::apply(&config.log);
         let is_shown = |name: &str| endpoints.iter().any(|endpoint| endpoint.display_name() == name);

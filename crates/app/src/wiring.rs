@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, anyhow};
 use axum::Router;
+use drawbridge_auth::named_clients::NamedClients;
 use drawbridge_auth::policy::{Rules, StepUp};
 use drawbridge_core::accounts::Accounts;
 use drawbridge_core::audit::CallAudit;
@@ -103,6 +104,8 @@ pub struct Doors {
     pub names: EndpointNames,
     /// What users have at other servers.
     pub connections: Option<Arc<Connections>>,
+    /// Is told which OAuth clients the configuration names.
+    pub clients: Option<Arc<NamedClients>>,
     /// Where the authorization servers of backends are pinned.
     pub pins: Option<Pins>,
     /// What is known of callers.
@@ -136,6 +139,7 @@ pub fn wire(
         peers: peers.clone(),
         keys: keys.clone(),
         connections: doors.connections,
+        clients: doors.clients,
         pins: doors.pins,
         callers: doors.callers,
     };
@@ -259,6 +263,7 @@ pub(crate) struct Means {
     peers: Peers,
     keys: Arc<KeyRing>,
     pub(crate) connections: Option<Arc<Connections>>,
+    pub(crate) clients: Option<Arc<NamedClients>>,
     pins: Option<Pins>,
     callers: Option<Arc<Callers>>,
 }

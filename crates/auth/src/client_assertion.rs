@@ -22,7 +22,8 @@ pub const ALGORITHMS: [&str; 2] = ["RS256", "ES256"];
 const ACCEPTED: [Algorithm; 2] = [Algorithm::RS256, Algorithm::ES256];
 /// An assertion may be good for this many seconds more.
 const MAX_AHEAD: f64 = 600.0;
-const MAX_ID: usize = 512;
+/// A longer id of an assertion is not remembered.
+pub(crate) const MAX_ID: usize = 512;
 
 /// Why an assertion proves nothing.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -121,13 +122,7 @@ impl<'a> Assertion<'a> {
         let claims: Claims =
             key.decode(self.text, &validation).map_err(|wrong| Unproven::Invalid(wrong.why))?;
         self.check(&claims, audiences).map_err(Unproven::Invalid)?;
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "seconds, at most 630")]
-        let left = (claims.exp - now()).max(0.0) as u64 + LEEWAY + 1;
-        match used.claim(&self.name(&claims.jti), Duration::from_secs(left)).await {
-            Ok(true) => Ok(()),
-            Ok(false) => Err(Unproven::Invalid("it was used before")),
-            Err(why) => Err(Unproven::Unavailable(why.to_string())),
-        }
+        use_up(used, &remembered("assertion", &self.client, &claims.jti), claims.exp).await
     }
 
     fn check(&self, claims: &Claims, audiences: &[&str]) -> Result<(), &'static str> {
@@ -150,19 +145,30 @@ impl<'a> Assertion<'a> {
         }
         Ok(())
     }
+}
 
-    /// What an assertion with this id is remembered by.
-    fn name(&self, id: &str) -> String {
-        let mut hash = Sha256::new();
-        for part in [&self.client, id] {
-            hash.update((part.len() as u64).to_be_bytes());
-            hash.update(part);
-        }
-        let mut name = "assertion:".to_owned();
-        for byte in &hash.finalize()[..16] {
-            let _ = write!(name, "{byte:02x}");
-        }
-        name
+/// What an assertion of `issuer` with this id is remembered by.
+pub(crate) fn remembered(kind: &str, issuer: &str, id: &str) -> String {
+    let mut hash = Sha256::new();
+    for part in [issuer, id] {
+        hash.update((part.len() as u64).to_be_bytes());
+        hash.update(part);
+    }
+    let mut name = format!("{kind}:");
+    for byte in &hash.finalize()[..16] {
+        let _ = write!(name, "{byte:02x}");
+    }
+    name
+}
+
+/// Takes what is remembered as `name` and ends at `exp`; whoever comes with it again is refused.
+pub(crate) async fn use_up(used: &dyn state::Claims, name: &str, exp: f64) -> Result<(), Unproven> {
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "seconds, at most 630")]
+    let left = (exp - now()).max(0.0) as u64 + LEEWAY + 1;
+    match used.claim(name, Duration::from_secs(left)).await {
+        Ok(true) => Ok(()),
+        Ok(false) => Err(Unproven::Invalid("it was used before")),
+        Err(why) => Err(Unproven::Unavailable(why.to_string())),
     }
 }
 

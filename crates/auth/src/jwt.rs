@@ -158,13 +158,7 @@ pub struct Claims {
     scope: Option<Value>,
     /// The same, of some issuers.
     scp: Option<Value>,
-    /// Of ours: the grant.
-    pub gid: Option<String>,
-    /// Of ours: the refresh token that it came with.
-    pub rid: Option<String>,
-    /// Of ours: the version of the user.
-    pub ver: Option<i64>,
-    /// All else.
+    /// All else, which other issuers may mean otherwise than we do.
     #[serde(flatten)]
     pub rest: Map<String, Value>,
 }
@@ -198,6 +192,31 @@ impl Claims {
     /// To which client it was issued.
     pub fn client(&self) -> Option<&str> {
         self.client_id.as_deref().or(self.azp.as_deref())
+    }
+
+    /// Of ours: the grant.
+    pub fn grant(&self) -> Option<&str> {
+        self.text("gid")
+    }
+
+    /// Of ours: the refresh token that it came with.
+    pub fn refresh(&self) -> Option<&str> {
+        self.text("rid")
+    }
+
+    /// Of ours: the version of the user.
+    pub fn user_version(&self) -> Option<i64> {
+        self.rest.get("ver").and_then(Value::as_i64)
+    }
+
+    /// Of ours: the version of a client that the configuration names.
+    pub fn client_version(&self) -> Option<i64> {
+        self.rest.get("cver").and_then(Value::as_i64)
+    }
+
+    /// A claim that is a text.
+    pub(crate) fn text(&self, name: &str) -> Option<&str> {
+        self.rest.get(name).and_then(Value::as_str)
     }
 }
 
@@ -273,15 +292,14 @@ impl<'t> Unverified<'t> {
 }
 
 impl Unverified<'_> {
-    /// The grant that a token of ours names, for whichever resource.
-    pub(crate) fn grant(&self, policy: &Policy, key: &VerifyingKey) -> Option<String> {
+    /// What a token of ours says, for whichever resource.
+    pub(crate) fn own(&self, policy: &Policy, key: &VerifyingKey) -> Option<Claims> {
         let mut validation = Validation::new(self.header.alg);
         validation.leeway = LEEWAY;
         validation.set_issuer(&[&policy.issuer]);
         validation.validate_aud = false;
         validation.set_required_spec_claims(&["exp", "iss"]);
-        let claims: Claims = key.decode(self.token, &validation).ok()?;
-        claims.gid
+        key.decode(self.token, &validation).ok()
     }
 }
 

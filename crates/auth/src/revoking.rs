@@ -20,7 +20,8 @@ use sha2::{Digest as _, Sha256};
 use tokio::sync::broadcast::error::RecvError;
 use tokio_util::sync::CancellationToken;
 
-use crate::records::{Records, RecordsError, Revocation, Time};
+use crate::records::{Records, RecordsError, Revocation, Time, Token};
+use crate::signing::MAX_LIFETIME;
 
 /// How often the database is read while the log can't be heard.
 pub const READ_EVERY: Duration = Duration::from_millis(300);
@@ -51,6 +52,17 @@ impl RevocationKey {
     /// What was true of a user at this version.
     pub fn user(id: &str, version: i64) -> Self {
         Self::of("user", id, version)
+    }
+
+    /// What was true of a token that was revoked, as it was before. Revoking has counted its version up.
+    pub fn of_revoked(before: &Token) -> Self {
+        let version = if before.revoked_at.is_some() { before.version - 1 } else { before.version };
+        Self::token(&before.id, version)
+    }
+
+    /// What a client that the configuration names was given at this version.
+    pub fn client(id: &str, version: i64) -> Self {
+        Self::of("client", id, version)
     }
 
     fn of(kind: &str, id: &str, version: i64) -> Self {
@@ -102,6 +114,8 @@ pub struct Revocations {
     log: Arc<dyn revocation::Revocations>,
     /// What the database said, and until when.
     read: RwLock<HashMap<RevocationKey, Time, ahash::RandomState>>,
+    /// What the configuration of this instance no longer has, and until when anybody could come with it.
+    left_out: RwLock<HashMap<RevocationKey, Time, ahash::RandomState>>,
     begun: Instant,
     /// When the database was last read, in milliseconds since the begin plus one.
     read_at: AtomicU64,
@@ -129,6 +143,7 @@ impl Revocations {
             records,
             log,
             read: RwLock::default(),
+            left_out: RwLock::default(),
             begun: Instant::now(),
             read_at: AtomicU64::new(0),
             has_read_all: AtomicBool::new(false),
@@ -138,7 +153,19 @@ impl Revocations {
 
     /// Whether it was revoked.
     pub fn is_revoked(&self, key: &RevocationKey) -> bool {
-        self.read.read().contains_key(key) || self.log.is_revoked(&(*key).into())
+        self.read.read().contains_key(key)
+            || self.log.is_revoked(&(*key).into())
+            || self.left_out.read().contains_key(key)
+    }
+
+    /// What `gone` names is no longer good at this instance, and what `there` names is: so its configuration says, and each
+    /// instance has its own.
+    pub fn set_left_out(&self, gone: &[RevocationKey], there: &[RevocationKey], now: Time) {
+        let mut left_out = self.left_out.write();
+        left_out.extend(gone.iter().map(|key| (*key, now + MAX_LIFETIME)));
+        left_out.retain(|key, until| *until > now && !there.contains(key));
+        drop(left_out);
+        gone.iter().for_each(|key| self.end(key));
     }
 
     /// Whether all that was revoked up to a second ago is known here.

@@ -21,7 +21,7 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use crate::jwt::{KeySource, NoKeys, Policy, VerifyingKey};
-use crate::records::{Grant, Records, RecordsError, SigningKey, Time, User};
+use crate::records::{Records, RecordsError, SigningKey, Time};
 
 /// Access tokens are of this type.
 const TYPE: &str = "at+jwt";
@@ -78,20 +78,45 @@ pub enum SigningError {
     Key(&'static str),
 }
 
+/// What an access token says.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct Access<'a> {
+    /// Whose it is: a user's id, or the client's own.
+    #[serde(rename = "sub")]
+    pub subject: &'a str,
+    /// To which client it is given.
+    #[serde(rename = "client_id")]
+    pub client: &'a str,
+    /// For which resource.
+    #[serde(rename = "aud")]
+    pub resource: &'a str,
+    /// What it allows.
+    pub scope: &'a str,
+    /// Of which grant it is.
+    #[serde(rename = "gid")]
+    pub grant: &'a str,
+    /// With which refresh token it comes.
+    #[serde(rename = "rid", skip_serializing_if = "Option::is_none")]
+    pub refresh: Option<&'a str>,
+    /// The version of the user.
+    #[serde(rename = "ver", skip_serializing_if = "Option::is_none")]
+    pub user_version: Option<i64>,
+    /// The version of a client that the configuration names.
+    #[serde(rename = "cver", skip_serializing_if = "Option::is_none")]
+    pub client_version: Option<i64>,
+    /// When the user logged in, in seconds since 1970.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub auth_time: Option<i64>,
+}
+
 #[derive(Serialize)]
 struct Issued<'a> {
     iss: &'a str,
-    sub: &'a str,
-    aud: &'a str,
-    client_id: &'a str,
     iat: i64,
     exp: i64,
     jti: String,
-    scope: &'a str,
-    gid: &'a str,
-    rid: &'a str,
-    ver: i64,
-    auth_time: i64,
+    #[serde(flatten)]
+    access: &'a Access<'a>,
 }
 
 #[derive(Serialize)]
@@ -227,33 +252,18 @@ impl Signer {
         json!({ "keys": keys })
     }
 
-    /// An access token of `grant`, good until `expires_at`.
+    /// An access token that says this, good until `expires_at`.
     ///
     /// # Errors
     ///
     /// If there is no key to sign with.
-    pub fn issue(
-        &self,
-        grant: &Grant,
-        scope: &str,
-        user: &User,
-        refresh: &str,
-        now: Time,
-        expires_at: Time,
-    ) -> Result<String, SigningError> {
+    pub fn issue(&self, access: &Access<'_>, now: Time, expires_at: Time) -> Result<String, SigningError> {
         let claims = Issued {
             iss: &self.issuer,
-            sub: &user.id,
-            aud: &grant.resource,
-            client_id: &grant.client,
             iat: now.timestamp(),
             exp: expires_at.timestamp(),
             jti: URL_SAFE_NO_PAD.encode(rand::random::<[u8; 16]>()),
-            scope,
-            gid: &grant.id,
-            rid: refresh,
-            ver: user.version,
-            auth_time: grant.auth_time.timestamp(),
+            access,
         };
         self.sign(TYPE, &claims, now)
     }

@@ -21,6 +21,7 @@ use tokio::time::Instant;
 
 use crate::identity::{Credential, Identity, Kind, context, shown};
 use crate::jwt::{EXPIRED, KeySource, LEEWAY, MAX_TOKEN_BYTES, Policy, Unverified, Wrong};
+use crate::named_clients::NamedClients;
 use crate::opaque::{self, Introspection};
 use crate::records::{Records, RecordsError, Revocation, Time, Token, TokenStatus, User};
 use crate::resource::Origin;
@@ -74,10 +75,24 @@ pub struct Issuer {
     pub policy: Policy,
     /// Its keys.
     pub keys: Arc<dyn KeySource>,
-    /// Whether it is the gateway's own: then its tokens name a grant.
-    pub is_own: bool,
+    /// Of the gateway's own, whose tokens name a grant: the clients that the configuration names.
+    pub own: Option<Arc<NamedClients>>,
     /// How to ask what tokens are that are no JSON Web Tokens, if it issues such.
     pub introspection: Option<Introspection>,
+}
+
+/// What an access token of the gateway's own is of.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum GrantOfToken {
+    /// A grant in the records, with this id.
+    Recorded(String),
+    /// One of its own, with this id: its client has got it for itself.
+    Own {
+        /// What names the token.
+        id: String,
+        /// Whose it is.
+        client: String,
+    },
 }
 
 struct Known {
@@ -273,29 +288,42 @@ impl Verifier {
         let client = claims.client().ok_or(Refused::Unfit("it names no client"))?.to_owned();
         let kind = if claims.sub == client { Kind::Service } else { Kind::User };
         let mut keys = Vec::new();
-        let credential = match (&claims.gid, claims.ver) {
-            (Some(grant), Some(version)) if issuer.is_own => {
-                keys.extend([RevocationKey::grant(grant), RevocationKey::user(&claims.sub, version)]);
-                if let Some(refresh) = &claims.rid {
-                    // Its answer has arrived. Being late with this does no harm.
-                    self.note_seen(refresh.clone());
+        let credential = match (&issuer.own, claims.grant()) {
+            (Some(clients), Some(grant)) => {
+                keys.push(RevocationKey::grant(grant));
+                match (claims.user_version(), kind, claims.client_version()) {
+                    (Some(version), ..) => keys.push(RevocationKey::user(&claims.sub, version)),
+                    (None, Kind::Service, Some(_)) => {}
+                    _ => return Err(Refused::Unfit("it lacks a claim")),
                 }
-                Credential::Grant { id: grant.clone(), refresh: claims.rid.clone() }
+                if let Some(version) = claims.client_version() {
+                    let key = clients.key(&client, version);
+                    keys.push(key.ok_or(Refused::Unfit("its client is gone, or is another now"))?);
+                }
+                if let Some(refresh) = claims.refresh() {
+                    // Its answer has arrived. Being late with this does no harm.
+                    self.note_seen(refresh.to_owned());
+                }
+                Credential::Grant { id: grant.to_owned(), refresh: claims.refresh().map(str::to_owned) }
             }
-            _ if issuer.is_own => return Err(Refused::Unfit("it lacks a claim")),
-            _ => Credential::External,
+            (Some(_), None) => return Err(Refused::Unfit("it lacks a claim")),
+            (None, _) => Credential::External,
         };
         #[expect(clippy::cast_possible_truncation, reason = "seconds")]
         let ends = Time::from_timestamp(claims.exp as i64 + i64::try_from(LEEWAY).unwrap_or(0), 0);
         // Who another issuer's subjects are is not in the records.
-        let user = match issuer.is_own && self.needs_users.load(Ordering::Acquire) {
+        let user = match issuer.own.is_some() && self.needs_users.load(Ordering::Acquire) {
             true => self.records.user(&claims.sub).await?,
             false => None,
         };
         let principal = context(&claims.iss, &claims.sub, &client, &resource, kind);
         let identity = Identity {
             principal: principal.of(Subject {
-                kind: if issuer.is_own { SubjectKind::User } else { SubjectKind::External },
+                kind: match kind {
+                    _ if issuer.own.is_none() => SubjectKind::External,
+                    Kind::User => SubjectKind::User,
+                    Kind::Service => SubjectKind::Service,
+                },
                 id: claims.sub.clone(),
                 client: client.clone(),
             }),
@@ -447,14 +475,19 @@ impl Verifier {
     }
 
     /// The grant that an access token of the gateway's own is of, whatever has become of that since.
-    pub async fn grant_of(&self, credential: &str) -> Option<String> {
+    pub async fn grant_of(&self, credential: &str) -> Option<GrantOfToken> {
         let token = Unverified::read(credential)?;
-        let own =
-            self.issuers.iter().find(|issuer| issuer.is_own && issuer.policy.issuer == token.issuer())?;
+        let mut own = self.issuers.iter().filter(|issuer| issuer.own.is_some());
+        let own = own.find(|issuer| issuer.policy.issuer == token.issuer())?;
         token.fits(&own.policy).ok()?;
         let (kid, algorithm) = token.key();
         let key = own.keys.key(kid, algorithm).await.ok()??;
-        token.grant(&own.policy, &key)
+        let claims = token.own(&own.policy, &key)?;
+        let id = claims.grant()?.to_owned();
+        match (claims.client_id.filter(|client| *client == claims.sub), claims.rest.get("ver")) {
+            (Some(client), None) => Some(GrantOfToken::Own { id, client }),
+            _ => Some(GrantOfToken::Recorded(id)),
+        }
     }
 
     /// Notes that what came with a refresh token has arrived. Nobody waits for that.

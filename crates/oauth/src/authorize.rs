@@ -4,10 +4,12 @@
 use axum::body::Body;
 use axum::extract::State;
 use chrono::Utc;
+use drawbridge_auth::named_clients::ClientGrant;
+use drawbridge_auth::scope::Scopes;
 use http::{HeaderMap, Method, Request, Response, StatusCode};
 
 use crate::browser::{Browser, Login};
-use crate::clients::Shared;
+use crate::clients::{Client, Shared};
 use crate::form::{self, Form, Twice};
 use crate::limits::Limited;
 use crate::pages::{self, ErrorPage, Way};
@@ -71,11 +73,13 @@ impl Inner {
         if is_unchecked && !self.documents.may_be(id) {
             return Err(page(StatusCode::BAD_REQUEST, text.unknown_client, None));
         }
-        if found.as_ref().is_some_and(|client| client.is_disabled) {
+        let may_not =
+            |client: &Client| client.is_disabled || !client.may_ask_for(ClientGrant::AuthorizationCode);
+        if found.as_ref().is_some_and(may_not) {
             return Err(page(StatusCode::FORBIDDEN, text.disabled_client, None));
         }
         let uri = form.get("redirect_uri").ok_or_else(|| malformed("redirect_uri is missing"))?;
-        let is_wrong = found.is_some_and(|client| !client.may_be_answered_at(uri));
+        let is_wrong = found.as_ref().is_some_and(|client| !client.may_be_answered_at(uri));
         if uri.len() > redirect::MAX_BYTES || is_wrong {
             return Err(page(StatusCode::BAD_REQUEST, text.bad_redirect, Some(&printable(uri, 300))));
         }
@@ -115,13 +119,14 @@ impl Inner {
         if prompts.contains(&"none") {
             return Err(refuse("consent_required", "consent is always asked for"));
         }
+        let asked = asked_scopes(found.as_ref(), form.get("scope"));
         Ok(Transaction {
             id: drawbridge_auth::fresh_id(),
             client: id.to_owned(),
             is_unchecked,
             redirect_uri: uri.to_owned(),
             state: state.map(str::to_owned),
-            scopes: scopes(form.get("scope")).iter().map(str::to_owned).collect(),
+            scopes: asked.iter().map(str::to_owned).collect(),
             endpoint,
             challenge: challenge.to_owned(),
             browser: Browser::of(self, headers).name(),
@@ -142,7 +147,7 @@ impl Inner {
             meant = Some(endpoint);
         }
         let endpoint = meant.unwrap_or_default();
-        (self.has_endpoint)(endpoint.as_deref()).then_some(endpoint)
+        self.endpoints.backends(endpoint.as_deref()).map(|_| endpoint)
     }
 
     /// Goes on with the login or, if somebody has, with the consent.
@@ -158,7 +163,7 @@ impl Inner {
         let login = Login::of(self, headers, &browser)
             .filter(|login| !transaction.asks_for_login || login.at > transaction.at);
         let mut response = match login {
-            Some(login) => self.ask_for_consent(transaction, &login, text).await,
+            Some(login) => self.ask_for_consent(transaction, &login, headers, text).await,
             None => self.ask_for_login(&transaction.into(), text).await,
         };
         browser.set(self, response.headers_mut());
@@ -203,6 +208,13 @@ impl Inner {
     ) -> Response<Body> {
         ErrorPage { status, what, detail: None, way }.render(text, &self.options.resource_name)
     }
+}
+
+/// What a client asks for of what it may have; all of that, if it asks for nothing of it.
+fn asked_scopes(client: Option<&Client>, asked: Option<&str>) -> Scopes {
+    let Some(client) = client else { return scopes(asked) };
+    let asked = client.limited(scopes(asked));
+    if asked.is_empty() { client.limited(scopes(None)) } else { asked }
 }
 
 /// Whether the parameter decides who is answered where.

@@ -46,7 +46,7 @@ pub(crate) struct Login {
 impl Browser {
     /// The browser that sends these headers, or a new one.
     pub(crate) fn of(inner: &Inner, headers: &HeaderMap) -> Self {
-        let known = cookie(headers, &inner.cookie_name("browser")).filter(|secret| secret.len() == 43);
+        let known = cookie(inner, headers, "browser").filter(|secret| secret.len() == 43);
         match known {
             Some(secret) => Self { secret: secret.to_owned(), is_new: false },
             None => Self { secret: URL_SAFE_NO_PAD.encode(rand::random::<[u8; 32]>()), is_new: true },
@@ -75,7 +75,7 @@ impl Login {
 
     /// Who has logged in with this browser, if that is not too long ago. Whether the user may still is for others.
     pub(crate) fn of(inner: &Inner, headers: &HeaderMap, browser: &Browser) -> Option<Self> {
-        let sealed = cookie(headers, &inner.cookie_name("login"))?;
+        let sealed = cookie(inner, headers, "login")?;
         let login: Self = serde_json::from_slice(&inner.ring.open(Purpose::Login, sealed)?).ok()?;
         let is_fresh = Utc::now().timestamp() - login.at < LOGIN_TIME.num_seconds();
         let is_good = is_fresh && login.browser == browser.name() && !inner.has_ended(login.key.as_deref());
@@ -120,12 +120,25 @@ impl Inner {
     }
 }
 
-fn cookie<'h>(headers: &'h HeaderMap, name: &str) -> Option<&'h str> {
+fn all_cookies(headers: &HeaderMap) -> impl Iterator<Item = (&str, &str)> {
     let cookies = headers.get_all(COOKIE).iter().filter_map(|value| value.to_str().ok());
-    cookies.flat_map(|all| all.split(';')).find_map(|one| one.trim().strip_prefix(name)?.strip_prefix('='))
+    cookies.flat_map(|all| all.split(';')).filter_map(|one| one.trim().split_once('='))
 }
 
-fn set_cookie(inner: &Inner, headers: &mut HeaderMap, what: &str, value: &str, age: TimeDelta) {
+/// A cookie of ours.
+pub(crate) fn cookie<'h>(inner: &Inner, headers: &'h HeaderMap, what: &str) -> Option<&'h str> {
+    let name = inner.cookie_name(what);
+    all_cookies(headers).find(|(known, _)| *known == name).map(|(_, value)| value)
+}
+
+/// The names of our cookies that begin so.
+pub(crate) fn cookies(inner: &Inner, headers: &HeaderMap, beginning: &str) -> Vec<String> {
+    let before = inner.cookie_name("");
+    let own = all_cookies(headers).filter_map(|(name, _)| name.strip_prefix(&before));
+    own.filter(|name| name.starts_with(beginning)).map(str::to_owned).collect()
+}
+
+pub(crate) fn set_cookie(inner: &Inner, headers: &mut HeaderMap, what: &str, value: &str, age: TimeDelta) {
     let secure = if inner.origin.is_secure() { "; Secure" } else { "" };
     let text = format!(
         "{}={value}; Path=/; HttpOnly; SameSite=Lax; Max-Age={}{secure}",

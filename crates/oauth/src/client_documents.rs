@@ -74,7 +74,9 @@ impl Document {
             secret: None,
             keys: self.keys.clone(),
             domain: Some(self.domain.clone()),
+            named: None,
             is_disabled: false,
+            has_proven: false,
         }
     }
 }

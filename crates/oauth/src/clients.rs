@@ -8,7 +8,9 @@ use base64::engine::general_purpose::STANDARD;
 use drawbridge_auth::client_assertion::{self, Assertion, Unproven};
 use drawbridge_auth::jwks::Fixed;
 use drawbridge_auth::jwt::KeySource;
+use drawbridge_auth::named_clients::{ClientGrant, ClientProof, NamedClient};
 use drawbridge_auth::records::{OAuthClient, RecordsError, SecretHash};
+use drawbridge_auth::scope::Scopes;
 use drawbridge_auth::token;
 use http::{HeaderMap, header};
 use percent_encoding::percent_decode_str;
@@ -21,6 +23,7 @@ use crate::client_documents::NoDocument;
 use crate::error::OAuthError;
 use crate::form::Form;
 use crate::redirect;
+use crate::token::GrantType;
 
 /// How a client proves who it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -66,8 +69,12 @@ pub(crate) struct Client {
     pub(crate) keys: Option<Arc<dyn KeySource>>,
     /// Whose it is, if it is known by a document at this domain.
     pub(crate) domain: Option<String>,
+    /// What it may, if the operator has named it.
+    pub(crate) named: Option<Arc<NamedClient>>,
     /// Whether it may do anything.
     pub(crate) is_disabled: bool,
+    /// Whether it has proven with this request who it is.
+    pub(crate) has_proven: bool,
 }
 
 impl Client {
@@ -76,7 +83,70 @@ impl Client {
         let keys = metadata.jwks.as_ref().and_then(|jwks| Fixed::of(jwks).ok());
         let keys = keys.map(|keys| Arc::new(keys) as Arc<dyn KeySource>);
         let is_disabled = record.disabled_at.is_some();
-        Some(Self { id: record.id, metadata, secret, keys, domain: None, is_disabled })
+        Some(Self {
+            id: record.id,
+            metadata,
+            secret,
+            keys,
+            domain: None,
+            named: None,
+            is_disabled,
+            has_proven: false,
+        })
+    }
+
+    fn of_named(named: Arc<NamedClient>) -> Self {
+        let entry = &named.entry;
+        let (secret, method) = match &entry.proof {
+            ClientProof::Secret(hash) => (Some(*hash), AuthMethod::ClientSecretBasic),
+            ClientProof::Keys(_) => (None, AuthMethod::PrivateKeyJwt),
+        };
+        let metadata = Metadata {
+            client_name: entry.name.clone(),
+            redirect_uris: entry.redirect_uris.clone(),
+            token_endpoint_auth_method: method,
+            client_uri: None,
+            jwks: None,
+        };
+        Self {
+            id: entry.id.clone(),
+            metadata,
+            secret,
+            keys: named.keys.clone(),
+            domain: None,
+            named: Some(named),
+            is_disabled: false,
+            has_proven: false,
+        }
+    }
+
+    /// What it may get of `scopes`.
+    pub(crate) fn limited(&self, scopes: Scopes) -> Scopes {
+        let Some(named) = &self.named else { return scopes };
+        Scopes::new(scopes.iter().filter(|scope| named.entry.scopes.allow(scope)))
+    }
+
+    /// What tokens for it name of it.
+    pub(crate) fn version(&self) -> Option<i64> {
+        self.named.as_ref().map(|named| named.version)
+    }
+
+    /// Whether it gets tokens for what it comes with now.
+    pub(crate) fn may_use(&self, grant_type: GrantType) -> bool {
+        let grant = match grant_type {
+            GrantType::Code | GrantType::Refresh => ClientGrant::AuthorizationCode,
+            GrantType::IdJag => ClientGrant::IdJag,
+            GrantType::ClientCredentials => ClientGrant::ClientCredentials,
+        };
+        self.may_ask_for(grant) && (self.has_proven || grant == ClientGrant::AuthorizationCode)
+    }
+
+    /// Whether it gets tokens in this way at all.
+    pub(crate) fn may_ask_for(&self, grant: ClientGrant) -> bool {
+        match &self.named {
+            Some(named) => named.entry.grants.contains(&grant),
+            None => grant != ClientGrant::ClientCredentials,
+        }
     }
 
     /// Whether it need not prove who it is.
@@ -116,10 +186,13 @@ impl Inner {
         }
     }
 
-    /// The client that has registered with this id.
+    /// The client with this id that the operator has named, or that has registered.
     pub(crate) async fn registered(&self, id: &str) -> Result<Option<Client>, RecordsError> {
         if id.len() > redirect::MAX_BYTES {
             return Ok(None);
+        }
+        if let Some(named) = self.clients.get(id) {
+            return Ok(Some(Client::of_named(named)));
         }
         let found = self.records.client(id).await?;
         Ok(found.and_then(|(record, secret)| Client::of(record, secret)))
@@ -136,15 +209,16 @@ impl Inner {
         let secrets = match &presented.proof {
             Proof::Assertion(assertion) => {
                 self.check_assertion(&client, assertion).await?;
-                return Ok(client);
+                return Ok(Client { has_proven: true, ..client });
             }
             Proof::Secrets(secrets) => secrets,
         };
-        let is_proven = match &client.secret {
-            None => client.is_public() && secrets.iter().all(String::is_empty),
-            Some(hash) => secrets.iter().any(|secret| bool::from(token::hash(secret).0.ct_eq(&hash.0))),
+        let Some(hash) = &client.secret else {
+            let is_fine = client.is_public() && secrets.iter().all(String::is_empty);
+            return if is_fine { Ok(client) } else { Err(refused()) };
         };
-        if is_proven { Ok(client) } else { Err(refused()) }
+        let has_proven = secrets.iter().any(|secret| bool::from(token::hash(secret).0.ct_eq(&hash.0)));
+        if has_proven { Ok(Client { has_proven, ..client }) } else { Err(refused()) }
     }
 
     /// The client `id` that presents what is in the form. A document is fetched for one that a user has agreed to: anybody

@@ -1,4 +1,4 @@
-//! Users connect their accounts at other servers: `/connect/{backend}`, `/connect/callback/{backend}`, `/connections`.
+//! Users connect their accounts at other servers: `/connect/{backend}`, `/connect/callback/{backend}`.
 //!
 //! ```text
 //! a link that a host shows ─▶ GET /connect/gh?e=… ─▶ (login) ─▶ is it this user's? ─▶ "Go on?"
@@ -10,6 +10,8 @@
 //! get what users have logged in with ([`drawbridge_credentials::exchange`]) a link lets them log in again,
 //! and nothing else.
 //!
+//! Somebody who comes from a consent ([`crate::way_back`]) goes on there.
+//!
 //! A link has no power: whoever opens another's is turned away, so that nobody connects an account to somebody else's
 //! user.
 
@@ -20,11 +22,8 @@ use axum::extract::{Path, State};
 use chrono::{TimeDelta, Utc};
 use drawbridge_auth::records::User;
 use drawbridge_auth::token;
-use drawbridge_auth::vault::ConnectionStatus;
 use drawbridge_core::seal::Purpose;
-use drawbridge_credentials::connections::{
-    Attempt, CameBack, Connections, KeySite, NotConnected, Shown, key_in,
-};
+use drawbridge_credentials::connections::{Attempt, CameBack, Connections, KeySite, NotConnected, key_in};
 use http::{HeaderMap, Request, Response, StatusCode};
 use serde::{Deserialize, Serialize};
 
@@ -35,13 +34,14 @@ use crate::errand::{Errand, Visit};
 use crate::form::Form;
 use crate::limits::Limited;
 use crate::login::hex;
-use crate::pages::{self, Account, Accounts, Connect, Connected, Key, Way};
+use crate::pages::{self, Connect, Connected, Key, Way};
 use crate::text::{Text, printable};
+use crate::way_back::WayBack;
 
 /// What was begun is over after this many seconds.
 const LIFETIME: i64 = 600;
 /// An answer is remembered for so long, which is longer than it is good.
-const ONCE: Duration = Duration::from_secs(900);
+pub(crate) const ONCE: Duration = Duration::from_secs(900);
 /// Whoever has logged in within this time need not do so again.
 const JUST: TimeDelta = TimeDelta::seconds(60);
 /// A link is no longer than this many bytes.
@@ -68,12 +68,21 @@ struct Whose {
     backend: String,
     #[serde(rename = "t")]
     at: i64,
+    /// Where they go on afterwards.
+    #[serde(rename = "k", default, skip_serializing_if = "Option::is_none")]
+    back: Option<WayBack>,
 }
 
 impl Whose {
-    fn now(user: &User, browser: &Browser, backend: &str) -> Self {
-        let at = Utc::now().timestamp();
-        Self { user: user.id.clone(), browser: browser.name(), backend: backend.to_owned(), at }
+    /// Of somebody at a page, now.
+    fn of(visitor: &Visitor<'_>, backend: &str) -> Self {
+        Self {
+            user: visitor.user.id.clone(),
+            browser: visitor.browser.name(),
+            backend: backend.to_owned(),
+            at: Utc::now().timestamp(),
+            back: visitor.back.clone(),
+        }
     }
 
     fn is(&self, user: &User, browser: &Browser, backend: &str) -> bool {
@@ -93,19 +102,22 @@ impl Sealed {
 }
 
 /// Somebody at a page, or what they are shown in its place.
-struct Visitor<'a> {
-    inner: &'a Inner,
-    text: &'static Text,
+pub(crate) struct Visitor<'a> {
+    pub(crate) inner: &'a Inner,
+    pub(crate) text: &'static Text,
     browser: Browser,
-    user: User,
-    connections: &'a Connections,
+    pub(crate) login: Login,
+    pub(crate) user: User,
+    pub(crate) connections: &'a Connections,
+    /// What they have come from, and go on with.
+    back: Option<WayBack>,
 }
 
 type Page = Box<Response<Body>>;
 
 impl Inner {
     /// Who has logged in with this browser; else they log in first and come back to `path`.
-    async fn visitor(
+    pub(crate) async fn visitor(
         &self,
         headers: &HeaderMap,
         path: String,
@@ -118,13 +130,15 @@ impl Inner {
                 Ok(Some(user)) if user.disabled_at.is_some() => {
                     return Err(Box::new(self.trouble(text, StatusCode::FORBIDDEN, text.not_allowed)));
                 }
-                Ok(user) => user.filter(|user| user.version == login.version),
+                Ok(user) => user.filter(|user| user.version == login.version).map(|user| (login, user)),
                 Err(error) => return Err(Box::new(self.away(text, &error))),
             },
             None => None,
         };
         match found {
-            Some(user) => Ok(Visitor { inner: self, text, browser, user, connections }),
+            Some((login, user)) => {
+                Ok(Visitor { inner: self, text, browser, login, user, connections, back: None })
+            }
             None => {
                 let errand = Errand::Visit(Visit::of(path, &browser));
                 let mut response = self.ask_for_login(&errand, text).await;
@@ -135,29 +149,50 @@ impl Inner {
     }
 
     /// A link or a page is too old, or another browser's.
-    fn too_old(&self, text: &Text, status: StatusCode) -> Response<Body> {
+    pub(crate) fn too_old(&self, text: &Text, status: StatusCode) -> Response<Body> {
         self.trouble_on_the_way(text, status, text.link_expired, Way::Accounts)
     }
 
-    fn away(&self, text: &Text, error: &dyn std::fmt::Display) -> Response<Body> {
+    pub(crate) fn away(&self, text: &Text, error: &dyn std::fmt::Display) -> Response<Body> {
         tracing::warn!("an account can't be connected now: {error}");
         self.trouble(text, StatusCode::SERVICE_UNAVAILABLE, text.unavailable)
     }
 }
 
 impl Visitor<'_> {
-    /// A page that leads to the user's accounts.
-    fn page(&self, status: StatusCode, what: &str) -> Response<Body> {
-        self.inner.trouble_on_the_way(self.text, status, what, Way::Accounts)
+    /// A page that leads to what the user has come from, or to their accounts.
+    pub(crate) fn page(&self, status: StatusCode, what: &str) -> Response<Body> {
+        let back = self.back.as_ref().map(WayBack::path);
+        let way = back.as_deref().map_or(Way::Accounts, Way::Back);
+        self.inner.trouble_on_the_way(self.text, status, what, way)
+    }
+
+    /// An account is connected: the user goes on with what they have come from.
+    fn done(&self, backend: &str) -> Response<Body> {
+        if let Some(back) = &self.back {
+            return pages::redirect(&back.path());
+        }
+        let (text, gateway) = (self.text, &self.inner.options.resource_name);
+        pages::page(StatusCode::OK, &Connected { text, gateway, backend })
+    }
+
+    /// The page on which an account is connected.
+    fn path(&self, backend: &str) -> String {
+        self.back.as_ref().map_or_else(|| format!("/connect/{backend}"), |back| back.connect(backend))
+    }
+
+    /// What a form of this browser has, about a backend or what stands for one.
+    pub(crate) fn form(&self, backend: &str) -> String {
+        Sealed::Form(Whose::of(self, backend)).seal(self.inner)
     }
 
     /// What lets somebody else log in and come back to `path`.
-    fn switch(&self, path: &str) -> String {
+    pub(crate) fn switch(&self, path: &str) -> String {
         Errand::Visit(Visit::by_another(path.to_owned(), &self.browser)).seal(self.inner)
     }
 
     /// What somebody is shown who can't connect. The particulars are for the operator.
-    fn why_not(&self, backend: &str, why: &NotConnected) -> Response<Body> {
+    pub(crate) fn why_not(&self, backend: &str, why: &NotConnected) -> Response<Body> {
         let text = self.text;
         match why {
             NotConnected::NoSite => crate::not_found(),
@@ -175,9 +210,8 @@ impl Visitor<'_> {
     }
 
     /// Whether the user comes from logging in, and what that gave is there.
-    async fn has_just_logged_in(&self, headers: &HeaderMap) -> bool {
-        let login = Login::of(self.inner, headers, &self.browser);
-        let is_recent = login.is_some_and(|login| Utc::now() - login.time() < JUST);
+    async fn has_just_logged_in(&self) -> bool {
+        let is_recent = Utc::now() - self.login.time() < JUST;
         // If that can't be told, logging in again does no harm.
         is_recent && self.connections.has_login(&self.user.id).await.unwrap_or(false)
     }
@@ -185,7 +219,7 @@ impl Visitor<'_> {
     /// The page on which the user gives a key, at first or after something that is none.
     fn ask_for_key(&self, site: &KeySite, switch: &str, is_wrong: bool) -> Response<Body> {
         let (text, gateway) = (self.text, &self.inner.options.resource_name);
-        let form = Sealed::Form(Whose::now(&self.user, &self.browser, &site.name)).seal(self.inner);
+        let form = self.form(&site.name);
         let status = if is_wrong { StatusCode::BAD_REQUEST } else { StatusCode::OK };
         let (transaction, user, help) = (&form, &self.shown(), site.help.as_deref());
         let (backend, host) = (&site.name, site.host());
@@ -196,18 +230,15 @@ impl Visitor<'_> {
     async fn keep_key(&self, backend: &str, form: &Form) -> Response<Body> {
         let Some(site) = self.connections.key_site(backend) else { return crate::not_found() };
         let Some(key) = form.get("key").and_then(key_in) else {
-            return self.ask_for_key(&site, &self.switch(&format!("/connect/{backend}")), true);
+            return self.ask_for_key(&site, &self.switch(&self.path(backend)), true);
         };
         match self.connections.keep_key(&self.user.id, backend, key).await {
-            Ok(()) => {
-                let (text, gateway) = (self.text, &self.inner.options.resource_name);
-                pages::page(StatusCode::OK, &Connected { text, gateway, backend })
-            }
+            Ok(()) => self.done(backend),
             Err(why) => self.why_not(backend, &why),
         }
     }
 
-    fn shown(&self) -> String {
+    pub(crate) fn shown(&self) -> String {
         let user = &self.user;
         printable(user.name.as_deref().or(user.email.as_deref()).unwrap_or(&user.subject), 120)
     }
@@ -225,13 +256,13 @@ pub(crate) async fn ask(
     }
     let (head, _) = request.into_parts();
     let form = Form::parse(head.uri.query().unwrap_or_default().as_bytes());
-    asked(&inner, &backend, form.get("e"), &head.headers, text).await.unwrap_or_else(|page| *page)
+    asked(&inner, &backend, &form, &head.headers, text).await.unwrap_or_else(|page| *page)
 }
 
 async fn asked(
     inner: &Inner,
     backend: &str,
-    sealed: Option<&str>,
+    form: &Form,
     headers: &HeaderMap,
     text: &'static Text,
 ) -> Result<Response<Body>, Page> {
@@ -241,13 +272,16 @@ async fn asked(
         return Err(Box::new(crate::not_found()));
     }
     let (mut path, mut link) = (format!("/connect/{backend}"), None);
-    if let Some(sealed) = sealed.filter(|sealed| sealed.len() <= MAX_LINK) {
+    let back = form.get("back").and_then(WayBack::parse);
+    if let Some(back) = &back {
+        path = back.connect(backend);
+    } else if let Some(sealed) = form.get("e").filter(|sealed| sealed.len() <= MAX_LINK) {
         let opened = connections.link(sealed).filter(|link| link.backend == *backend);
         let old = || Box::new(inner.too_old(text, StatusCode::BAD_REQUEST));
         link = Some(opened.ok_or_else(old)?);
         path = format!("{path}?e={sealed}");
     }
-    let visitor = inner.visitor(headers, path.clone(), text).await?;
+    let visitor = Visitor { back, ..inner.visitor(headers, path.clone(), text).await? };
     let switch = visitor.switch(&path);
     if link.is_some_and(|link| link.user != visitor.user.id) {
         tracing::warn!(
@@ -261,10 +295,9 @@ async fn asked(
     if let Some(site) = connections.key_site(backend) {
         return Ok(visitor.ask_for_key(&site, &switch, false));
     }
-    if is_by_login && visitor.has_just_logged_in(headers).await {
+    if is_by_login && visitor.has_just_logged_in().await {
         // That was all that was needed.
-        let gateway = &inner.options.resource_name;
-        return Ok(pages::page(StatusCode::OK, &Connected { text, gateway, backend }));
+        return Ok(visitor.done(backend));
     }
     let asked = match connections.login_hosts(backend).filter(|_| is_by_login) {
         Some(hosts) => Ok(hosts),
@@ -274,7 +307,7 @@ async fn asked(
         Ok(hosts) => hosts,
         Err(why) => return Ok(visitor.why_not(backend, &why)),
     };
-    let form = Sealed::Form(Whose::now(&visitor.user, &visitor.browser, backend)).seal(inner);
+    let form = visitor.form(backend);
     let gateway = &inner.options.resource_name;
     let user = visitor.shown();
     let (host, server, user, switch) = (&host, &server, &user, &switch);
@@ -291,14 +324,14 @@ pub(crate) async fn go(
     let text = Text::of(request.headers());
     match sent(&inner, &backend, request, text).await {
         Ok((visitor, _)) if visitor.connections.is_by_login(&backend) => {
-            let errand = Errand::Visit(Visit::of(format!("/connect/{backend}"), &visitor.browser));
+            let errand = Errand::Visit(Visit::of(visitor.path(&backend), &visitor.browser));
             inner.ask_for_login(&errand, text).await
         }
         Ok((visitor, form)) if visitor.connections.key_site(&backend).is_some() => {
             visitor.keep_key(&backend, &form).await
         }
         Ok((visitor, _)) => {
-            let whose = Whose::now(&visitor.user, &visitor.browser, &backend);
+            let whose = Whose::of(&visitor, &backend);
             let state = |attempt| Sealed::State { whose, attempt }.seal(&inner);
             match visitor.connections.begin(&visitor.user.id, &backend, state).await {
                 Ok(url) => pages::redirect(&url),
@@ -310,7 +343,7 @@ pub(crate) async fn go(
 }
 
 /// Who has sent a form of one of the pages, and the form.
-async fn sent<'a>(
+pub(crate) async fn sent<'a>(
     inner: &'a Inner,
     backend: &str,
     request: Request<Body>,
@@ -321,12 +354,12 @@ async fn sent<'a>(
         return Err(page(StatusCode::FORBIDDEN, text.forged));
     }
     let (head, body) = request.into_parts();
-    let form = Form::read(&head.headers, body).await;
+    let form = Form::read_but(&head.headers, body, &["scope"]).await;
     let form = form.map_err(|_| Box::new(inner.too_old(text, StatusCode::BAD_REQUEST)))?;
     let visitor = inner.visitor(&head.headers, "/connections".to_owned(), text).await?;
     match form.get("transaction").and_then(|sealed| Sealed::open(inner, sealed)) {
         Some(Sealed::Form(whose)) if whose.is(&visitor.user, &visitor.browser, backend) => {
-            Ok((visitor, form))
+            Ok((Visitor { back: whose.back, ..visitor }, form))
         }
         _ => Err(Box::new(inner.too_old(text, StatusCode::FORBIDDEN))),
     }
@@ -375,6 +408,7 @@ async fn came_back(
         );
         return Err(too_old(StatusCode::FORBIDDEN));
     }
+    let visitor = Visitor { back: whose.back, ..visitor };
     let once = format!("connect:{}", hex(&token::hash(state).0[..16]));
     match inner.claims.claim(&once, ONCE).await {
         Ok(true) => {}
@@ -384,86 +418,7 @@ async fn came_back(
     let came = CameBack { code: form.get("code"), error: form.get("error"), iss: form.get("iss") };
     let finished = visitor.connections.finish(&visitor.user.id, backend, &attempt, came).await;
     Ok(match finished {
-        Ok(()) => {
-            let gateway = &inner.options.resource_name;
-            pages::page(StatusCode::OK, &Connected { text, gateway, backend })
-        }
+        Ok(()) => visitor.done(backend),
         Err(why) => visitor.why_not(backend, &why),
     })
-}
-
-/// `GET /connections`.
-pub(crate) async fn list(State(inner): State<Shared>, request: Request<Body>) -> Response<Body> {
-    let text = Text::of(request.headers());
-    if inner.limit(Limited::Authorize, crate::address(&request)).await.is_err() {
-        return inner.trouble(text, StatusCode::TOO_MANY_REQUESTS, text.slow_down);
-    }
-    match inner.visitor(request.headers(), "/connections".to_owned(), text).await {
-        Ok(visitor) => visitor.list().await,
-        Err(page) => *page,
-    }
-}
-
-/// `POST /connections/{backend}/disconnect`.
-pub(crate) async fn disconnect(
-    State(inner): State<Shared>,
-    Path(backend): Path<String>,
-    request: Request<Body>,
-) -> Response<Body> {
-    let text = Text::of(request.headers());
-    match sent(&inner, &backend, request, text).await {
-        Ok((visitor, _)) => match visitor.connections.disconnect(&visitor.user.id, &backend).await {
-            Ok(()) => pages::redirect("/connections"),
-            Err(why) => visitor.why_not(&backend, &why),
-        },
-        Err(page) => *page,
-    }
-}
-
-/// `POST /connections/switch`: somebody else logs in.
-pub(crate) async fn switch(State(inner): State<Shared>, request: Request<Body>) -> Response<Body> {
-    let text = Text::of(request.headers());
-    if !inner.is_own_form(request.headers()) {
-        return inner.trouble(text, StatusCode::FORBIDDEN, text.forged);
-    }
-    let (head, body) = request.into_parts();
-    let browser = Browser::of(&inner, &head.headers);
-    let form = Form::read(&head.headers, body).await.ok();
-    let sealed = form.as_ref().and_then(|form| form.get("transaction"));
-    match sealed.and_then(|sealed| Errand::open(&inner, sealed, &browser)) {
-        Some(errand @ Errand::Visit(_)) if errand.asks_for_login() => {
-            inner.switch(&errand, &browser, text).await
-        }
-        _ => inner.too_old(text, StatusCode::FORBIDDEN),
-    }
-}
-
-impl Visitor<'_> {
-    async fn list(&self) -> Response<Body> {
-        let shown = match self.connections.shown(&self.user.id).await {
-            Ok(shown) => shown,
-            Err(error) => return self.inner.away(self.text, &error),
-        };
-        let accounts = shown.iter().map(|shown| self.account(shown)).collect();
-        let (text, gateway, user) = (self.text, &self.inner.options.resource_name, self.shown());
-        let switch = self.switch("/connections");
-        pages::page(StatusCode::OK, &Accounts { text, gateway, user: &user, switch: &switch, accounts })
-    }
-
-    fn account<'s>(&self, shown: &'s Shown) -> Account<'s> {
-        let text = self.text;
-        let form = Sealed::Form(Whose::now(&self.user, &self.browser, &shown.backend)).seal(self.inner);
-        let state = match shown.status {
-            None => text.not_connected,
-            Some(ConnectionStatus::Connected) => text.is_connected,
-            Some(ConnectionStatus::NeedsReauth | ConnectionStatus::NeedsScope) => text.needs_connect,
-        };
-        Account {
-            backend: &shown.backend,
-            host: &shown.host,
-            state,
-            is_known: shown.status.is_some(),
-            transaction: form,
-        }
-    }
 }

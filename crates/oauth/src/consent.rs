@@ -3,21 +3,24 @@
 use axum::body::Body;
 use axum::extract::State;
 use chrono::Utc;
-use drawbridge_auth::records::User;
+use drawbridge_auth::records::{RecordsError, User};
 use drawbridge_auth::scope::{OFFERED, WRITE};
-use http::{Request, Response, StatusCode};
+use drawbridge_auth::vault::ConnectionStatus;
+use drawbridge_credentials::connections::Shown;
+use http::{HeaderMap, Request, Response, StatusCode};
 use url::Url;
 
-use crate::Inner;
 use crate::browser::{Browser, Login};
 use crate::clients::{Client, NoClient, Shared};
 use crate::errand::Errand;
 use crate::form::Form;
 use crate::limits::Limited;
-use crate::pages::{self, Consent, ErrorPage, Offer, Way};
+use crate::pages::{self, Consent, ErrorPage, Needed, Offer, Way};
 use crate::redirect;
 use crate::text::{Text, printable};
 use crate::transaction::{Code, Transaction};
+use crate::way_back::{self, Waiting};
+use crate::{Inner, accounts};
 
 impl Inner {
     /// Shows somebody who has logged in what a client wants.
@@ -25,6 +28,7 @@ impl Inner {
         &self,
         transaction: Transaction,
         login: &Login,
+        headers: &HeaderMap,
         text: &'static Text,
     ) -> Response<Body> {
         let unavailable = |error: &dyn std::fmt::Display| {
@@ -44,6 +48,13 @@ impl Inner {
             Ok(client) => client,
             Err(page) => return *page,
         };
+        let needed = match self.needed(&user, &transaction).await {
+            Ok(needed) => needed,
+            Err(error) => return unavailable(&error),
+        };
+        let is_needed = needed.iter().any(|account| account.status != Some(ConnectionStatus::Connected));
+        let waiting = Waiting::of(self, &transaction).filter(|_| is_needed);
+        let accounts = needed.iter().map(|account| account_of(account, waiting.as_ref(), text));
         let shown = Transaction { user: Some(user.id.clone()), is_unchecked: false, ..transaction.clone() };
         let sealed = shown.seal(self);
         let to = Url::parse(&transaction.redirect_uri).ok();
@@ -52,7 +63,8 @@ impl Inner {
         let scheme = to.as_ref().map(Url::scheme).unwrap_or_default();
         let place = if scheme == "https" { host.to_owned() } else { format!("{scheme}://{host}") };
         let is_listed = to.as_ref().is_some_and(|url| {
-            let is_own = client.domain.is_some() && client.domain.as_deref() == url.host_str();
+            let is_own = client.named.is_some()
+                || client.domain.is_some() && client.domain.as_deref() == url.host_str();
             is_own || redirect::is_listed(&transaction.redirect_uri, url, &self.options.redirect_uris)
         });
         let offers = transaction.scopes.iter().map(|scope| Offer {
@@ -61,7 +73,7 @@ impl Inner {
         });
         let name = client.metadata.client_name.as_deref().unwrap_or(&client.id);
         let shown = user.name.as_deref().or(user.email.as_deref()).unwrap_or(&user.subject);
-        pages::page(
+        let mut response = pages::page(
             StatusCode::OK,
             &Consent {
                 text,
@@ -69,6 +81,7 @@ impl Inner {
                 transaction: &sealed,
                 client: &printable(name, 80),
                 verified_by: client.domain.as_deref(),
+                is_named: client.named.is_some(),
                 is_any_program: client.domain.is_some() && client.is_local(),
                 user: &printable(shown, 120),
                 resource: &self.origin.resource(transaction.endpoint.as_deref()),
@@ -76,8 +89,36 @@ impl Inner {
                 host: &place,
                 is_listed,
                 scopes: offers.collect(),
+                accounts: accounts.collect(),
             },
-        )
+        );
+        if let Some(waiting) = waiting {
+            waiting.set(self, headers, response.headers_mut());
+        }
+        response
+    }
+
+    /// The backends that a client will reach with an account of the user's own, and what the user has there.
+    async fn needed(&self, user: &User, transaction: &Transaction) -> Result<Vec<Shown>, RecordsError> {
+        let Some(connections) = &self.connections else { return Ok(Vec::new()) };
+        let reached = self.endpoints.backends(transaction.endpoint.as_deref()).unwrap_or_default();
+        if !reached.iter().any(|backend| connections.is_known(backend)) {
+            return Ok(Vec::new());
+        }
+        let mut shown = connections.shown(&user.id).await?;
+        shown.retain(|account| reached.contains(&account.backend));
+        Ok(shown)
+    }
+}
+
+/// What a user has at a backend, as the page says it: what is missing can be connected if the request can wait.
+fn account_of<'s>(account: &'s Shown, waiting: Option<&Waiting>, text: &'static Text) -> Needed<'s> {
+    let is_missing = account.status != Some(ConnectionStatus::Connected);
+    Needed {
+        backend: &account.backend,
+        host: &account.host,
+        state: accounts::state_of(account, text),
+        link: waiting.filter(|_| is_missing).map(|waiting| waiting.back.connect(&account.backend)),
     }
 }
 
@@ -146,9 +187,9 @@ pub(crate) async fn decide(State(inner): State<Shared>, request: Request<Body>) 
             return inner.trouble(text, StatusCode::SERVICE_UNAVAILABLE, text.unavailable);
         }
     }
-    match form.get("decision") {
+    let mut response = match form.get("decision") {
         Some("switch") => {
-            let anew = Transaction { user: None, asks_for_login: true, ..transaction };
+            let anew = Transaction { user: None, asks_for_login: true, ..transaction.clone() };
             inner.switch(&anew.into(), &browser, text).await
         }
         Some("allow") => inner.grant(&transaction, &login, &form, text).await,
@@ -156,7 +197,9 @@ pub(crate) async fn decide(State(inner): State<Shared>, request: Request<Body>) 
             inner.note_consent(&login.user, &transaction, None).await;
             inner.deny(&transaction, "the user has denied access", text)
         }
-    }
+    };
+    way_back::forget(&inner, &transaction, &head.headers, response.headers_mut());
+    response
 }
 
 impl Inner {

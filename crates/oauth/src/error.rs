@@ -39,8 +39,7 @@ impl OAuthError {
 
     /// What was presented for a token is no good, or no longer. One text for all reasons.
     pub(crate) fn invalid_grant() -> Self {
-        let description =
-            "The code or refresh token is unknown, used, expired or not this client's; log in again";
+        let description = "The code, refresh token or assertion is unknown, used, expired or not this client's; log in again";
         Self::new(StatusCode::BAD_REQUEST, "invalid_grant", description)
     }
 
@@ -52,8 +51,14 @@ impl OAuthError {
 
     /// There is no such way to get a token.
     pub(crate) fn unsupported_grant_type() -> Self {
-        let description = "grant_type must be authorization_code or refresh_token";
+        let description = "grant_type must be one of grant_types_supported in the metadata of this server";
         Self::new(StatusCode::BAD_REQUEST, "unsupported_grant_type", description)
+    }
+
+    /// There is, but not for this client.
+    pub(crate) fn unauthorized_client() -> Self {
+        let description = "This client may not use this grant_type, or not without proving who it is";
+        Self::new(StatusCode::BAD_REQUEST, "unauthorized_client", description)
     }
 
     /// The metadata of a registration is malformed.

@@ -47,6 +47,19 @@ impl Form {
     ///
     /// If it is none, is too large, or has a parameter twice.
     pub(crate) async fn read(headers: &HeaderMap, body: Body) -> Result<Self, OAuthError> {
+        Self::read_but(headers, body, &[]).await
+    }
+
+    /// The same, where `several` may be there more than once.
+    ///
+    /// # Errors
+    ///
+    /// If it is none, is too large, or has another parameter twice.
+    pub(crate) async fn read_but(
+        headers: &HeaderMap,
+        body: Body,
+        several: &[&str],
+    ) -> Result<Self, OAuthError> {
         let media =
             headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
         let essence = media.split(';').next().unwrap_or_default().trim();
@@ -55,7 +68,7 @@ impl Form {
         }
         let bytes = read(body).await.map_err(OAuthError::invalid_request)?;
         let form = Self::parse(&bytes);
-        match form.repeated(&[]) {
+        match form.repeated(several) {
             Some(Twice(name)) => Err(OAuthError::invalid_request(format!(
                 "The parameter {} is there twice",
                 crate::text::printable(&name, 64)

@@ -6,8 +6,11 @@
 //!
 //! Must not know: MCP, Redis, SQL, configuration files.
 
+mod accounts;
+mod assertion;
 mod authorize;
 mod browser;
+mod client_credentials;
 mod client_documents;
 mod clients;
 mod connect;
@@ -22,12 +25,14 @@ mod metadata;
 mod noted;
 pub mod oidc;
 pub mod options;
+mod own_tokens;
 mod pages;
 mod redirect;
 mod registration;
 mod text;
 mod token;
 mod transaction;
+mod way_back;
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -39,6 +44,8 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use drawbridge_auth::audit::AuditTrail;
 use drawbridge_auth::fetch::Fetch;
+use drawbridge_auth::id_jag;
+use drawbridge_auth::named_clients::NamedClients;
 use drawbridge_auth::records::Records;
 use drawbridge_auth::resource::Origin;
 use drawbridge_auth::revoking::Revocations;
@@ -57,8 +64,14 @@ use options::Options;
 #[derive(Debug, Clone, Copy)]
 pub struct ClientAddress(pub IpAddr);
 
-/// Whether there is an endpoint of this name; the default one has none.
-pub type HasEndpoint = Arc<dyn Fn(Option<&str>) -> bool + Send + Sync>;
+/// Which endpoints there are now. The default one has no name.
+pub trait Endpoints: Send + Sync {
+    /// The names of the backends behind an endpoint; `None`: there is no such endpoint.
+    fn backends(&self, endpoint: Option<&str>) -> Option<Vec<String>>;
+
+    /// The names of all but the default one.
+    fn names(&self) -> Vec<String>;
+}
 
 /// What the documents of the resources say.
 #[derive(Clone)]
@@ -70,7 +83,7 @@ pub struct Documents {
     /// What people call it.
     pub resource_name: String,
     /// Which resources there are.
-    pub has_endpoint: HasEndpoint,
+    pub endpoints: Arc<dyn Endpoints>,
 }
 
 /// What the authorization server is made of.
@@ -81,6 +94,10 @@ pub struct Parts {
     pub options: Options,
     /// Who logs users in; without one they sign in with tokens.
     pub provider: Option<Provider>,
+    /// Whose assertions about their users are taken.
+    pub id_jag: Vec<id_jag::Provider>,
+    /// The clients that the configuration names.
+    pub clients: Arc<NamedClients>,
     /// Fetches from URLs that others have named; connects to public addresses alone.
     pub guarded: Arc<dyn Fetch>,
     /// Users, clients, grants.
@@ -98,7 +115,7 @@ pub struct Parts {
     /// How often things may happen.
     pub limiter: Arc<dyn Limiter>,
     /// Which resources there are.
-    pub has_endpoint: HasEndpoint,
+    pub endpoints: Arc<dyn Endpoints>,
     /// What users have at other servers, if they can have something there.
     pub connections: Option<Arc<Connections>>,
     /// What is fetched for many is fetched by one of these.
@@ -111,6 +128,8 @@ pub(crate) struct Inner {
     origin: Origin,
     options: Options,
     provider: Option<Provider>,
+    id_jag: Vec<id_jag::Provider>,
+    clients: Arc<NamedClients>,
     documents: client_documents::ClientDocuments,
     records: Arc<dyn Records>,
     signer: Arc<Signer>,
@@ -119,7 +138,7 @@ pub(crate) struct Inner {
     ring: Arc<KeyRing>,
     claims: Arc<dyn Claims>,
     limiter: WithFallback,
-    has_endpoint: HasEndpoint,
+    endpoints: Arc<dyn Endpoints>,
     connections: Option<Arc<Connections>>,
     trail: Arc<AuditTrail>,
 }
@@ -140,7 +159,7 @@ pub fn server(parts: Parts) -> Router {
         origin: parts.origin.clone(),
         issuer: parts.origin.as_str().to_owned(),
         resource_name: parts.options.resource_name.clone(),
-        has_endpoint: parts.has_endpoint.clone(),
+        endpoints: parts.endpoints.clone(),
     };
     let documents = parts.options.client_documents.clone();
     let inner = Arc::new(Inner {
@@ -148,6 +167,8 @@ pub fn server(parts: Parts) -> Router {
         origin: parts.origin,
         options: parts.options,
         provider: parts.provider,
+        id_jag: parts.id_jag,
+        clients: parts.clients,
         records: parts.records,
         signer: parts.signer,
         revocations: parts.revocations,
@@ -155,7 +176,7 @@ pub fn server(parts: Parts) -> Router {
         ring: parts.ring,
         claims: parts.claims,
         limiter: WithFallback::new(parts.limiter),
-        has_endpoint: parts.has_endpoint,
+        endpoints: parts.endpoints,
         connections: parts.connections,
         trail: parts.trail,
     });
@@ -181,12 +202,14 @@ pub fn server(parts: Parts) -> Router {
         .route("/authorize", get(authorize::authorize).post(authorize::authorize))
         .route("/login", post(login::sign_in))
         .route("/login/callback", get(login::callback))
-        .route("/consent", post(consent::decide))
+        .route("/consent", get(way_back::come_back).post(consent::decide))
         .route("/connect/{backend}", get(connect::ask).post(connect::go))
         .route("/connect/callback/{backend}", get(connect::callback))
-        .route("/connections", get(connect::list))
-        .route("/connections/switch", post(connect::switch))
-        .route("/connections/{backend}/disconnect", post(connect::disconnect))
+        .route("/connections", get(accounts::list))
+        .route("/connections/switch", post(accounts::switch))
+        .route("/connections/tokens", post(own_tokens::make))
+        .route("/connections/tokens/{id}/revoke", post(own_tokens::revoke))
+        .route("/connections/{backend}/disconnect", post(accounts::disconnect))
         .route("/oauth/style.css", get(style))
         .with_state(inner);
     public(for_programs.merge(resource_routes(about))).merge(for_people).fallback(missing)

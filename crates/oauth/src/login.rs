@@ -63,7 +63,7 @@ impl Inner {
         tracing::info!(user.id = user.id, "signed in");
         self.note_sign_in(user, login.is_by_token()).await;
         let mut response = match errand {
-            Errand::Authorize(transaction) => self.ask_for_consent(*transaction, &login, text).await,
+            Errand::Authorize(transaction) => self.ask_for_consent(*transaction, &login, headers, text).await,
             Errand::Visit(visit) => pages::redirect(&visit.path),
         };
         login.set(self, response.headers_mut());

@@ -5,6 +5,8 @@ use axum::Json;
 use axum::extract::{Path, State};
 use axum::response::{IntoResponse, Response};
 use drawbridge_auth::client_assertion;
+use drawbridge_auth::id_jag;
+use drawbridge_auth::named_clients::ClientGrant;
 use drawbridge_auth::resource::Origin;
 use drawbridge_auth::scope::OFFERED;
 use http::{HeaderValue, header};
@@ -31,7 +33,7 @@ pub(crate) async fn named_resource(State(documents): State<Documents>, Path(name
 }
 
 fn resource(documents: &Documents, name: Option<&str>) -> Response {
-    if !(documents.has_endpoint)(name) {
+    if documents.endpoints.backends(name).is_none() {
         return crate::not_found();
     }
     document(&json!({
@@ -45,7 +47,17 @@ fn resource(documents: &Documents, name: Option<&str>) -> Response {
 
 /// The metadata of the gateway's own authorization server.
 pub(crate) async fn authorization_server(State(inner): State<Shared>) -> Response {
-    document(&server(&inner.origin, &inner.options))
+    let mut metadata = server(&inner.origin, &inner.options);
+    let mut grant_types = vec!["authorization_code", "refresh_token"];
+    if !inner.id_jag.is_empty() {
+        grant_types.push(id_jag::GRANT_TYPE);
+        metadata["authorization_grant_profiles_supported"] = json!([id_jag::PROFILE]);
+    }
+    if inner.clients.any(ClientGrant::ClientCredentials) {
+        grant_types.push("client_credentials");
+    }
+    metadata["grant_types_supported"] = json!(grant_types);
+    document(&metadata)
 }
 
 fn server(origin: &Origin, options: &Options) -> Value {
@@ -58,7 +70,6 @@ fn server(origin: &Origin, options: &Options) -> Value {
         "jwks_uri": origin.join("/jwks.json"),
         "response_types_supported": ["code"],
         "response_modes_supported": ["query"],
-        "grant_types_supported": ["authorization_code", "refresh_token"],
         "code_challenge_methods_supported": ["S256"],
         "token_endpoint_auth_methods_supported": methods,
         "token_endpoint_auth_signing_alg_values_supported": client_assertion::ALGORITHMS,

@@ -4,7 +4,8 @@
 use std::net::IpAddr;
 
 use drawbridge_auth::audit::Event;
-use drawbridge_auth::records::{Grant, User};
+use drawbridge_auth::records::{Grant, Token, User};
+use drawbridge_auth::scope::Scopes;
 use serde_json::{Value, json};
 
 use crate::Inner;
@@ -13,6 +14,8 @@ use crate::transaction::Transaction;
 
 /// Somebody signs in, or is not let in.
 const SIGN_IN: &str = "user.sign_in";
+/// What somebody signs in with where a client brings it.
+const ASSERTION: &str = "assertion";
 /// Of whom nothing is known.
 const NOBODY: &str = "anonymous";
 
@@ -39,6 +42,21 @@ impl Inner {
         self.note(Event { actor: NOBODY, action: SIGN_IN, target: "", outcome, detail }).await;
     }
 
+    /// An identity provider has let a client act for one of its users.
+    pub(crate) async fn note_assertion(&self, grant: &Grant, issuer: &str) {
+        let actor = format!("user:{}", grant.user);
+        let detail = json!({ "with": ASSERTION, "issuer": issuer, "client": printable(&grant.client, 256),
+            "grant": grant.id, "resource": grant.resource, "scopes": grant.scopes });
+        self.note(Event { actor: &actor, action: SIGN_IN, target: &grant.user, outcome: "ok", detail }).await;
+    }
+
+    /// What a client has brought of an identity provider was not taken.
+    pub(crate) async fn note_bad_assertion(&self, client: &str, why: &str) {
+        let actor = format!("client:{}", printable(client, 256));
+        let detail = json!({ "with": ASSERTION, "why": printable(why, 200) });
+        self.note(Event { actor: &actor, action: SIGN_IN, target: "", outcome: "refused", detail }).await;
+    }
+
     /// A user has answered what a client wants.
     pub(crate) async fn note_consent(
         &self,
@@ -55,6 +73,28 @@ impl Inner {
         }
         let target = printable(&transaction.client, 256);
         self.note(Event { actor: &actor, action, target: &target, outcome: "ok", detail }).await;
+    }
+
+    /// A client has got a token for itself.
+    pub(crate) async fn note_own_token(&self, client: &str, id: &str, resource: &str, scopes: &Scopes) {
+        let actor = format!("client:{}", printable(client, 256));
+        let detail = json!({ "resource": resource, "scopes": scopes.as_set() });
+        self.note(Event { actor: &actor, action: "client.token", target: id, outcome: "ok", detail }).await;
+    }
+
+    /// A client has ended what it has got for itself.
+    pub(crate) async fn note_own_end(&self, client: &str, id: &str) {
+        let actor = format!("client:{}", printable(client, 256));
+        let detail = json!({ "reason": "revoked_by_client" });
+        self.note(Event { actor: &actor, action: "grant.revoke", target: id, outcome: "ok", detail }).await;
+    }
+
+    /// A user has made or ended a token of their own.
+    pub(crate) async fn note_token(&self, user: &str, action: &str, token: &Token) {
+        let actor = format!("user:{user}");
+        let detail = json!({ "kind": token.kind, "name": token.name, "owner": token.owner, "scopes": token.scopes,
+            "endpoints": token.endpoints, "expires_at": token.expires_at });
+        self.note(Event { actor: &actor, action, target: &token.id, outcome: "ok", detail }).await;
     }
 
     /// A client has ended what it was granted, or what it did has.

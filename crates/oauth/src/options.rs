@@ -44,6 +44,8 @@ pub struct Options {
     pub redirect_uris: Vec<String>,
     /// What people call this gateway.
     pub resource_name: String,
+    /// Whether users make tokens of their own.
+    pub own_tokens: bool,
     /// Groups of which a user must have one to be let in; empty for all users.
     pub allowed_groups: Vec<String>,
 }
@@ -60,6 +62,7 @@ impl Default for Options {
             introspection_clients: Vec::new(),
             redirect_uris: Vec::new(),
             resource_name: "Drawbridge".to_owned(),
+            own_tokens: false,
             allowed_groups: Vec::new(),
         }
     }

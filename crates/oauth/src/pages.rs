@@ -29,6 +29,8 @@ pub(crate) struct Consent<'a> {
     pub(crate) client: &'a str,
     /// Who stands for the client, if that was checked.
     pub(crate) verified_by: Option<&'a str>,
+    /// The operator has named it.
+    pub(crate) is_named: bool,
     /// It is answered on its users' machines alone: who vouches for it can't know what listens there.
     pub(crate) is_any_program: bool,
     pub(crate) user: &'a str,
@@ -38,6 +40,17 @@ pub(crate) struct Consent<'a> {
     pub(crate) host: &'a str,
     pub(crate) is_listed: bool,
     pub(crate) scopes: Vec<Offer<'a>>,
+    /// What the user needs at the backends that the client will reach.
+    pub(crate) accounts: Vec<Needed<'a>>,
+}
+
+/// An account on the consent page.
+pub(crate) struct Needed<'a> {
+    pub(crate) backend: &'a str,
+    pub(crate) host: &'a str,
+    pub(crate) state: &'a str,
+    /// Where it is connected, if it is to be.
+    pub(crate) link: Option<String>,
 }
 
 /// A scope on the consent page.
@@ -99,6 +112,42 @@ pub(crate) struct Accounts<'a> {
     /// For somebody else to log in.
     pub(crate) switch: &'a str,
     pub(crate) accounts: Vec<Account<'a>>,
+    /// What users make where they may.
+    pub(crate) tokens: Option<OwnTokens<'a>>,
+}
+
+/// The tokens of a user, and what is needed to make another.
+pub(crate) struct OwnTokens<'a> {
+    pub(crate) tokens: Vec<OwnToken>,
+    /// The endpoints that there are besides the default one.
+    pub(crate) endpoints: Vec<String>,
+    pub(crate) transaction: String,
+    /// Whether the user may make one now.
+    pub(crate) may_make: bool,
+    /// Why none was made.
+    pub(crate) wrong: Option<&'a str>,
+}
+
+/// A token, as it is shown.
+pub(crate) struct OwnToken {
+    pub(crate) id: String,
+    pub(crate) name: String,
+    /// Its last characters.
+    pub(crate) hint: String,
+    pub(crate) scopes: String,
+    pub(crate) endpoint: String,
+    pub(crate) used: String,
+    pub(crate) ends: String,
+}
+
+/// A page that shows the secret of a new token, once.
+#[derive(Template)]
+#[template(path = "made_token.html")]
+pub(crate) struct MadeToken<'a> {
+    pub(crate) text: &'a Text,
+    pub(crate) gateway: &'a str,
+    pub(crate) name: &'a str,
+    pub(crate) secret: &'a str,
 }
 
 /// What a user has at one backend.
@@ -130,6 +179,8 @@ pub(crate) enum Way<'a> {
     Nowhere,
     /// To the user's accounts.
     Accounts,
+    /// To what a client has asked for, at this path.
+    Back(&'a str),
     /// To a login as somebody else, by this transaction.
     Switch(&'a str),
 }

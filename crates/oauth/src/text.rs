@@ -35,6 +35,8 @@ pub(crate) struct Text {
     pub(crate) sent_to_program: &'static str,
     /// The client says its own name.
     pub(crate) unverified: &'static str,
+    /// The operator has named the client.
+    pub(crate) is_named: &'static str,
     /// A client that is known by its domain.
     pub(crate) verified_by: &'static str,
     /// A redirect that is nobody's that is known.
@@ -91,6 +93,14 @@ pub(crate) struct Text {
     pub(crate) key: &'static str,
     /// What that is, and what becomes of it.
     pub(crate) key_hint: &'static str,
+    /// Title of what a client will need on the consent page.
+    pub(crate) needs_accounts: &'static str,
+    /// When to connect them.
+    pub(crate) needs_accounts_hint: &'static str,
+    /// Of a link, before the name of a service.
+    pub(crate) connect_first: &'static str,
+    /// Of a link to the consent page.
+    pub(crate) back: &'static str,
     /// Of a link.
     pub(crate) key_where: &'static str,
     /// It is none.
@@ -109,6 +119,54 @@ pub(crate) struct Text {
     pub(crate) connections: &'static str,
     /// There are none.
     pub(crate) no_connections: &'static str,
+    /// Title of the list of a user's own tokens.
+    pub(crate) tokens: &'static str,
+    /// What they are.
+    pub(crate) tokens_hint: &'static str,
+    /// There are none.
+    pub(crate) no_tokens: &'static str,
+    /// Who has signed in with a token makes none.
+    pub(crate) tokens_by_login: &'static str,
+    /// There are as many as there may be.
+    pub(crate) tokens_too_many: &'static str,
+    /// Title of the form.
+    pub(crate) token_new: &'static str,
+    /// Button.
+    pub(crate) token_make: &'static str,
+    /// Button.
+    pub(crate) token_revoke: &'static str,
+    /// Of its last characters.
+    pub(crate) token_hint: &'static str,
+    /// Label.
+    pub(crate) token_name: &'static str,
+    /// Label.
+    pub(crate) token_scopes: &'static str,
+    /// Label.
+    pub(crate) token_endpoint: &'static str,
+    /// The default endpoint.
+    pub(crate) token_default: &'static str,
+    /// Label.
+    pub(crate) token_days: &'static str,
+    /// Of its last use.
+    pub(crate) token_used: &'static str,
+    /// It has none.
+    pub(crate) token_unused: &'static str,
+    /// Of its end.
+    pub(crate) token_ends: &'static str,
+    /// It has none.
+    pub(crate) token_endless: &'static str,
+    /// Title of the page that shows the secret.
+    pub(crate) token_made: &'static str,
+    /// What to do with it.
+    pub(crate) token_made_hint: &'static str,
+    /// The name is none.
+    pub(crate) token_name_wrong: &'static str,
+    /// The scopes are none.
+    pub(crate) token_scope_wrong: &'static str,
+    /// The time is too long, or none.
+    pub(crate) token_days_wrong: &'static str,
+    /// There is no such endpoint.
+    pub(crate) token_endpoint_wrong: &'static str,
     /// Button.
     pub(crate) disconnect: &'static str,
     /// Button.
@@ -141,6 +199,7 @@ const ENGLISH: Text = Text {
     sent_to: "Afterwards you will be sent to",
     sent_to_program: "Afterwards you will be sent to a program on this computer, port",
     unverified: "The application has given this name itself. Nobody has checked it.",
+    is_named: "Your administrator has entered this application here.",
     verified_by: "An application of",
     unlisted: "This address is not one of a known application. Continue only if you know it.",
     any_program: "Any program on this computer can say that it is this application. Continue only if you have just started it yourself.",
@@ -169,6 +228,10 @@ const ENGLISH: Text = Text {
     connect_again: "Connect again",
     key: "Your key at this service",
     key_hint: "The key or token that this service has given you. It is kept sealed, and sent to this service alone.",
+    needs_accounts: "It will use your accounts at",
+    needs_accounts_hint: "Connect what you need now, and come back here; or later, when your application asks for it.",
+    connect_first: "Connect",
+    back: "Back to your application's request",
     key_where: "Where to get one",
     key_wrong: "This is no key: a key is one line of plain letters, digits and signs.",
     connected: "Connected",
@@ -178,6 +241,30 @@ const ENGLISH: Text = Text {
     needs_connect: "has to be connected again",
     connections: "Your accounts at other services",
     no_connections: "No service behind this gateway needs an account of yours.",
+    tokens: "Your tokens",
+    tokens_hint: "For applications that can't log in, and take a token as a setting. Whoever has one acts as you.",
+    no_tokens: "You have none.",
+    tokens_by_login: "You have signed in with a token. To make another, sign in with your account, or ask your administrator.",
+    tokens_too_many: "You have as many tokens as you may have. Revoke one that you no longer need.",
+    token_new: "A new token",
+    token_make: "Make a token",
+    token_revoke: "Revoke",
+    token_hint: "Ends with",
+    token_name: "What it is for",
+    token_scopes: "What it allows",
+    token_endpoint: "Endpoint",
+    token_default: "the default endpoint",
+    token_days: "How many days it is good for (366 at most)",
+    token_used: "Last used",
+    token_unused: "never",
+    token_ends: "Good until",
+    token_endless: "no end",
+    token_made: "Your new token",
+    token_made_hint: "Copy it now into your application: it is not shown again. If you lose it, revoke it and make another.",
+    token_name_wrong: "Say what the token is for, in 128 characters at most.",
+    token_scope_wrong: "Choose what the token allows.",
+    token_days_wrong: "A token is good for 1 to 366 days.",
+    token_endpoint_wrong: "There is no such endpoint.",
     disconnect: "Disconnect",
     switch: "Sign in as another user",
     other_account: "This link belongs to another account. Sign in as the user that it was made for, or ask for a new one in your own application.",
@@ -203,6 +290,7 @@ const GERMAN: Text = Text {
     sent_to: "Danach geht es weiter bei",
     sent_to_program: "Danach geht es weiter bei einem Programm auf diesem Rechner, Port",
     unverified: "Diesen Namen hat die Anwendung sich selbst gegeben. Niemand hat ihn geprüft.",
+    is_named: "Diese Anwendung hat Ihre Verwaltung hier eingetragen.",
     verified_by: "Eine Anwendung von",
     unlisted: "Diese Adresse gehört zu keiner bekannten Anwendung. Fahren Sie nur fort, wenn Sie sie kennen.",
     any_program: "Jedes Programm auf diesem Rechner kann sich als diese Anwendung ausgeben. Fahren Sie nur fort, wenn Sie sie gerade selbst gestartet haben.",
@@ -231,6 +319,10 @@ const GERMAN: Text = Text {
     connect_again: "Neu verbinden",
     key: "Ihr Schlüssel bei diesem Dienst",
     key_hint: "Der Schlüssel oder das Token, das dieser Dienst Ihnen gegeben hat. Es wird versiegelt aufbewahrt und nur an diesen Dienst gesendet.",
+    needs_accounts: "Sie benutzt Ihre Konten bei",
+    needs_accounts_hint: "Verbinden Sie jetzt, was Sie brauchen, und kommen Sie hierher zurück; oder später, wenn Ihre Anwendung danach fragt.",
+    connect_first: "Verbinden:",
+    back: "Zurück zur Anfrage Ihrer Anwendung",
     key_where: "Wo man einen bekommt",
     key_wrong: "Das ist kein Schlüssel: Ein Schlüssel ist eine Zeile aus einfachen Buchstaben, Ziffern und Zeichen.",
     connected: "Verbunden",
@@ -240,6 +332,30 @@ const GERMAN: Text = Text {
     needs_connect: "muss neu verbunden werden",
     connections: "Ihre Konten bei anderen Diensten",
     no_connections: "Kein Dienst hinter diesem Gateway braucht ein Konto von Ihnen.",
+    tokens: "Ihre Tokens",
+    tokens_hint: "Für Anwendungen, die sich nicht anmelden können und ein Token als Einstellung nehmen. Wer eines hat, handelt in Ihrem Namen.",
+    no_tokens: "Sie haben keine.",
+    tokens_by_login: "Sie haben sich mit einem Token angemeldet. Um ein weiteres zu machen, melden Sie sich mit Ihrem Konto an, oder fragen Sie die Verwaltung.",
+    tokens_too_many: "Sie haben so viele Tokens, wie Sie haben dürfen. Widerrufen Sie eines, das Sie nicht mehr brauchen.",
+    token_new: "Ein neues Token",
+    token_make: "Token machen",
+    token_revoke: "Widerrufen",
+    token_hint: "Endet mit",
+    token_name: "Wofür es ist",
+    token_scopes: "Was es erlaubt",
+    token_endpoint: "Endpunkt",
+    token_default: "der voreingestellte Endpunkt",
+    token_days: "Wie viele Tage es gilt (höchstens 366)",
+    token_used: "Zuletzt benutzt",
+    token_unused: "nie",
+    token_ends: "Gilt bis",
+    token_endless: "ohne Ende",
+    token_made: "Ihr neues Token",
+    token_made_hint: "Kopieren Sie es jetzt in Ihre Anwendung: Es wird nicht noch einmal gezeigt. Wenn Sie es verlieren, widerrufen Sie es und machen ein neues.",
+    token_name_wrong: "Sagen Sie, wofür das Token ist, mit höchstens 128 Zeichen.",
+    token_scope_wrong: "Wählen Sie, was das Token erlaubt.",
+    token_days_wrong: "Ein Token gilt 1 bis 366 Tage.",
+    token_endpoint_wrong: "Diesen Endpunkt gibt es nicht.",
     disconnect: "Trennen",
     switch: "Als anderer Benutzer anmelden",
     other_account: "Dieser Link gehört zu einem anderen Konto. Melden Sie sich als der Benutzer an, für den er gemacht wurde, oder lassen Sie sich in Ihrer eigenen Anwendung einen neuen geben.",

@@ -10,13 +10,16 @@ use axum::response::{IntoResponse, Response};
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use chrono::{TimeDelta, Utc};
+use drawbridge_auth::id_jag;
+use drawbridge_auth::named_clients::ClientGrant;
 use drawbridge_auth::records::{
     Grant, NewRefresh, Presented, Redeemed, Refreshed, Revocation, SecretHash, Time, User,
 };
 use drawbridge_auth::revoking::RevocationKey;
 use drawbridge_auth::scope::Scopes;
-use drawbridge_auth::signing::MAX_LIFETIME;
+use drawbridge_auth::signing::{Access, MAX_LIFETIME};
 use drawbridge_auth::token::{self, Secret, SecretKind};
+use drawbridge_auth::verifier::GrantOfToken;
 use http::{HeaderValue, Request, header};
 use serde_json::json;
 use sha2::{Digest as _, Sha256};
@@ -44,27 +47,56 @@ pub(crate) async fn token(
     let form = Form::read(&head.headers, body).await?;
     let grant_type =
         form.get("grant_type").ok_or_else(|| OAuthError::invalid_request("grant_type is missing"))?;
-    if !matches!(grant_type, "authorization_code" | "refresh_token") {
-        return Err(OAuthError::unsupported_grant_type());
-    }
+    let grant_type = inner.grant_type(grant_type).ok_or_else(OAuthError::unsupported_grant_type)?;
     let client = inner.authenticate(&head.headers, &form).await?;
-    if grant_type == "authorization_code" {
-        inner.redeem(&client, &form).await
-    } else {
-        inner.refresh(&client, &form).await
+    if !client.may_use(grant_type) {
+        return Err(OAuthError::unauthorized_client());
     }
+    match grant_type {
+        GrantType::Code => inner.redeem(&client, &form).await,
+        GrantType::Refresh => inner.refresh(&client, &form).await,
+        GrantType::IdJag => inner.take_assertion(&client, &form).await,
+        GrantType::ClientCredentials => inner.give_client(&client, &form).await,
+    }
+}
+
+/// What a client comes with to get a token.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum GrantType {
+    /// A code, by way of the user's browser.
+    Code,
+    /// A refresh token.
+    Refresh,
+    /// What an identity provider says for one of its users.
+    IdJag,
+    /// Nothing: it wants one for itself.
+    ClientCredentials,
 }
 
 /// Tokens that are given out.
-struct Given<'a> {
-    grant: &'a Grant,
-    user: &'a User,
-    scopes: String,
-    refresh_id: &'a str,
-    refresh_token: &'a str,
+pub(crate) struct Given<'a> {
+    pub(crate) client: &'a Client,
+    pub(crate) grant: &'a Grant,
+    pub(crate) user: &'a User,
+    pub(crate) scopes: String,
+    /// The id and the secret of the refresh token.
+    pub(crate) refresh: Option<(&'a str, &'a str)>,
 }
 
 impl Inner {
+    /// The type that goes by this name, if it is known here.
+    fn grant_type(&self, name: &str) -> Option<GrantType> {
+        match name {
+            "authorization_code" => Some(GrantType::Code),
+            "refresh_token" => Some(GrantType::Refresh),
+            id_jag::GRANT_TYPE if !self.id_jag.is_empty() => Some(GrantType::IdJag),
+            "client_credentials" if self.clients.any(ClientGrant::ClientCredentials) => {
+                Some(GrantType::ClientCredentials)
+            }
+            _ => None,
+        }
+    }
+
     /// Claims a code under a word; whether nobody had. While that can't be told, it is `unknown`.
     async fn claim(&self, word: &str, code: &str, unknown: bool) -> bool {
         let name = format!("{word}:{}", URL_SAFE_NO_PAD.encode(Sha256::digest(code)));
@@ -143,11 +175,11 @@ impl Inner {
         tracing::info!(grant.id = grant.id, client.id = client.id, user.id = user.id, "granted");
         let scopes = Scopes::new(grant.scopes.iter().cloned()).to_string();
         let given = Given {
+            client,
             grant: &grant,
             user: &user,
             scopes,
-            refresh_id: &refresh.id,
-            refresh_token: secret.expose(),
+            refresh: Some((&refresh.id, secret.expose())),
         };
         self.give(&given, now)
     }
@@ -236,31 +268,26 @@ impl Inner {
                 return Err(OAuthError::invalid_grant());
             }
         };
-        // A client may want less than it could have, for this token.
-        let all = Scopes::new(grant.scopes.iter().cloned());
-        let asked = form.get("scope").map(Scopes::parse).map(|asked| asked.offered());
-        let scopes = match asked {
-            Some(asked) => {
-                let fewer = Scopes::new(asked.iter().filter(|scope| all.allow(scope)));
-                if fewer.is_empty() { all } else { fewer }
-            }
-            None => all,
-        };
+        let all = client.limited(Scopes::new(grant.scopes.iter().cloned()));
+        if all.is_empty() {
+            return Err(OAuthError::invalid_grant());
+        }
+        let scopes = narrowed(all, form);
         if let Err(error) = self.records.touch_client(&client.id, now).await {
             tracing::debug!("the use of a client was not noted: {error}");
         }
         let given = Given {
+            client,
             grant: &grant,
             user: &user,
             scopes: scopes.to_string(),
-            refresh_id: &refresh_id,
-            refresh_token: &refresh_token,
+            refresh: Some((&refresh_id, &refresh_token)),
         };
         self.give(&given, now)
     }
 
     /// Refuses a resource that is not the granted one, before anything is used up.
-    fn check_resource(&self, form: &Form, granted: Option<&str>) -> Result<(), OAuthError> {
+    pub(crate) fn check_resource(&self, form: &Form, granted: Option<&str>) -> Result<(), OAuthError> {
         if form.all("resource").all(str::is_empty) {
             return Ok(());
         }
@@ -268,18 +295,45 @@ impl Inner {
         if meant.as_deref() == granted { Ok(()) } else { Err(OAuthError::invalid_target()) }
     }
 
-    fn give(&self, given: &Given<'_>, now: Time) -> Result<Response, OAuthError> {
-        let ttl = self.options.access_token_ttl.min(MAX_LIFETIME).min(given.grant.expires_at - now);
-        let ends = now + ttl;
-        let access =
-            self.signer.issue(given.grant, &given.scopes, given.user, given.refresh_id, now, ends)?;
-        let answer = json!({
-            "access_token": access,
+    /// How long an access token is good for that is given now.
+    pub(crate) fn access_time(&self) -> TimeDelta {
+        self.options.access_token_ttl.min(MAX_LIFETIME)
+    }
+
+    pub(crate) fn give(&self, given: &Given<'_>, now: Time) -> Result<Response, OAuthError> {
+        let Given { client, grant, user, scopes, refresh } = given;
+        let ttl = self.access_time().min(grant.expires_at - now);
+        let access = Access {
+            subject: &user.id,
+            client: &grant.client,
+            resource: &grant.resource,
+            scope: scopes,
+            grant: &grant.id,
+            refresh: refresh.map(|(id, _)| id),
+            user_version: Some(user.version),
+            client_version: client.version(),
+            auth_time: Some(grant.auth_time.timestamp()),
+        };
+        self.answer(&access, refresh.map(|(_, secret)| secret), ttl, now)
+    }
+
+    /// An answer with an access token that says this, and is good for `ttl`.
+    pub(crate) fn answer(
+        &self,
+        access: &Access<'_>,
+        refresh: Option<&str>,
+        ttl: TimeDelta,
+        now: Time,
+    ) -> Result<Response, OAuthError> {
+        let mut answer = json!({
+            "access_token": self.signer.issue(access, now, now + ttl)?,
             "token_type": "Bearer",
             "expires_in": ttl.num_seconds(),
-            "refresh_token": given.refresh_token,
-            "scope": given.scopes,
+            "scope": access.scope,
         });
+        if let Some(refresh) = refresh {
+            answer["refresh_token"] = json!(refresh);
+        }
         let mut response = Json(answer).into_response();
         let headers = response.headers_mut();
         headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
@@ -294,12 +348,19 @@ impl Inner {
     }
 
     /// Lets all instances refuse the access tokens of a grant.
-    async fn tell_revoked(&self, id: &str) -> Result<(), OAuthError> {
+    pub(crate) async fn tell_revoked(&self, id: &str) -> Result<(), OAuthError> {
         let until = Utc::now() + MAX_LIFETIME;
         let revocation = Revocation { key: RevocationKey::grant(id), until };
         let _told = self.revocations.revoke(&[revocation]).await?;
         Ok(())
     }
+}
+
+/// Of what a client could have, what it wants for this token.
+pub(crate) fn narrowed(all: Scopes, form: &Form) -> Scopes {
+    let Some(asked) = form.get("scope").map(Scopes::parse) else { return all };
+    let fewer = Scopes::new(asked.offered().iter().filter(|scope| all.allow(scope)));
+    if fewer.is_empty() { all } else { fewer }
 }
 
 /// Whether `verifier` is what the challenge was made of (RFC 7636 § 4.6).
@@ -319,10 +380,14 @@ pub(crate) async fn revoke(
     let (head, body) = request.into_parts();
     let form = Form::read(&head.headers, body).await?;
     let presented = form.get("token").ok_or_else(|| OAuthError::invalid_request("token is missing"))?;
-    let grant = inner.presented_grant(presented).await?;
+    let own = match inner.verifier.grant_of(presented).await {
+        Some(GrantOfToken::Own { id, client }) => Some((id, client)),
+        _ => None,
+    };
+    let grant = if own.is_some() { None } else { inner.presented_grant(presented).await? };
     // A client that describes itself is not fetched to be told that nothing was done.
     let is_document = form.get("client_id").is_some_and(|id| inner.documents.may_be(id));
-    if grant.is_none() && is_document {
+    if grant.is_none() && own.is_none() && is_document {
         return Ok(done());
     }
     let client = inner.authenticate(&head.headers, &form).await?;
@@ -330,6 +395,9 @@ pub(crate) async fn revoke(
         inner.revoke_grant(&grant.id, "revoked_by_client").await?;
         inner.note_end(&grant, "revoked_by_client").await;
         tracing::info!(grant.id = grant.id, client.id = client.id, "revoked by its client");
+    }
+    if let Some((id, _)) = own.filter(|(_, owner)| *owner == client.id) {
+        inner.revoke_own(&client, &id).await?;
     }
     Ok(done())
 }
@@ -347,15 +415,18 @@ impl Inner {
             return Ok(self.records.grant_of_refresh(&token::hash(presented)).await?);
         }
         match self.verifier.grant_of(presented).await {
-            Some(id) => Ok(self.records.grant(&id).await?),
-            None => Ok(None),
+            Some(GrantOfToken::Recorded(id)) => Ok(self.records.grant(&id).await?),
+            Some(GrantOfToken::Own { .. }) | None => Ok(None),
         }
     }
 
-    /// The client that the code or token in a form was given to.
+    /// The client that the code, token or assertion in a form was given to.
     pub(crate) async fn holder(&self, form: &Form) -> Result<Option<String>, OAuthError> {
         if let Some(code) = form.get("code") {
             return Ok(Code::open(self, code).map(|code| code.client));
+        }
+        if form.get("grant_type") == Some(id_jag::GRANT_TYPE) {
+            return self.client_of_assertion(form).await;
         }
         match form.get("refresh_token").or_else(|| form.get("token")) {
             Some(presented) => Ok(self.presented_grant(presented).await?.map(|grant| grant.client)),

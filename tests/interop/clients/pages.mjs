@@ -77,8 +77,8 @@ const look = async (page, what) => { // pictures of it, and what axe says of eac
 const arrived = async page => { await page.waitForURL(u => u.href.startsWith(back), { timeout: 10000 }); return new URL(page.url()).searchParams; };
 const heading = page => page.locator('h1').innerText();
 const words = {
-  'en-GB': { connect: 'Connect an account', connected: 'Connected', agree: 'did not agree', old: 'too old', another: 'belongs to another account', failed: 'was not accepted', error: 'This did not work', list: 'Your accounts at other services', no: 'not connected', yes: '127.0.0.1 · connected', key: 'no key' },
-  'de-CH': { connect: 'Konto verbinden', connected: 'Verbunden', agree: 'nicht zugestimmt', old: 'zu alt', another: 'gehört zu einem anderen Konto', failed: 'nicht angenommen', error: 'Das hat nicht geklappt', list: 'Ihre Konten bei anderen Diensten', no: 'nicht verbunden', yes: '127.0.0.1 · verbunden', key: 'kein Schlüssel' }
+  'en-GB': { connect: 'Connect an account', connected: 'Connected', agree: 'did not agree', old: 'too old', another: 'belongs to another account', failed: 'was not accepted', error: 'This did not work', list: 'Your accounts at other services', no: 'not connected', yes: '127.0.0.1 · connected', key: 'no key', consent: 'Allow access?' },
+  'de-CH': { connect: 'Konto verbinden', connected: 'Verbunden', agree: 'nicht zugestimmt', old: 'zu alt', another: 'gehört zu einem anderen Konto', failed: 'nicht angenommen', error: 'Das hat nicht geklappt', list: 'Ihre Konten bei anderen Diensten', no: 'nicht verbunden', yes: '127.0.0.1 · verbunden', key: 'kein Schlüssel', consent: 'Zugriff erlauben?' }
 };
 
 // A client calls a tool of a backend at which each user has an account, and this one has none yet: from the link to the call that works.
@@ -195,6 +195,19 @@ const connecting = async ({ locale, user, era, prefix, other }) => {
   await page.click('form[action="/connections/notes/disconnect"] button');
   ok('and taken back', await soon(async () => !await is(say.list, say.yes)), await page.content());
   ok('then there is one tool again', await soon(async () => String(await names()) === 'tracker__connect'), await names());
+  // From a consent to an account that is missing, and back to the same consent.
+  const main = async () => page.locator('main').innerText(), missing = `notes (127.0.0.1): ${say.no}`;
+  await page.goto(ask({ state: 'on the way' }));
+  ok('a consent names the accounts that are missing', await heading(page) === say.consent && (await main()).includes(missing), await page.content());
+  await look(page, `${prefix}consent-accounts`);
+  await page.click('a[href^="/connect/notes?back="]');
+  await give('k-2');
+  ok('with the account the same consent is there again', await soon(async () => await heading(page) === say.consent) && !(await main()).includes(missing), await page.content());
+  await page.click('button[value=allow]');
+  ok('and is answered', (await arrived(page)).get('state') === 'on the way', page.url());
+  await page.goto(`${P}/connections`);
+  await page.click('form[action="/connections/notes/disconnect"] button');
+  await soon(async () => !await is(say.list, say.yes));
   await mcp.close();
   await page.context().close();
 };
@@ -220,7 +233,7 @@ try {
   check('who is signed in is shown', (await p.locator('dl').innerText()).includes('alice'));
   await look(p, 'consent');
   const cookies = await p.context().cookies(P);
-  check('cookies are for the server alone', cookies.length === 2 && cookies.every(c => c.httpOnly && c.sameSite === 'Lax' && c.path === '/'), cookies);
+  check('cookies are for the server alone', cookies.length === 3 && cookies.every(c => c.httpOnly && c.sameSite === 'Lax' && c.path === '/'), cookies);
   await p.uncheck('input[value="mcp:write"]');
   await p.click('button[value=allow]');
   let got = await arrived(p);
@@ -260,8 +273,8 @@ try {
   await k.keyboard.type(about.token); await k.keyboard.press('Enter');
   await k.waitForSelector('button[value=allow]');
   const order = [];
-  for (let n = 0; n < 5; n++) { await k.keyboard.press('Tab'); order.push(await focused()); }
-  check('Tab goes through all there is, in the order in which it is read', order.join() === 'mcp:read,mcp:write,switch,allow,deny', order.join());
+  for (let n = 0; n < 7; n++) { await k.keyboard.press('Tab'); order.push(await focused()); }
+  check('Tab goes through all there is, in the order in which it is read', order.join() === 'mcp:read,mcp:write,switch,A,A,allow,deny', order.join());
   check('where the focus is can be seen', await k.evaluate(() => getComputedStyle(document.activeElement).outlineStyle) === 'solid');
   await k.screenshot({ path: `${SHOTS}/consent-focus.png`, fullPage: true });
   await k.keyboard.press('Shift+Tab'); await k.keyboard.press('Enter');

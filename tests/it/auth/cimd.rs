@@ -9,6 +9,7 @@ use async_trait::async_trait;
 use chrono::Utc;
 use drawbridge_auth::audit::AuditTrail;
 use drawbridge_auth::fetch::{Fetch, NotFetched};
+use drawbridge_auth::named_clients::NamedClients;
 use drawbridge_auth::records::{Records, User};
 use drawbridge_auth::resource::Origin;
 use drawbridge_auth::revoking::Revocations;
@@ -18,9 +19,9 @@ use drawbridge_core::Tasks;
 use drawbridge_core::revocation::MemoryRevocations;
 use drawbridge_core::seal::{KeyRing, SealKey};
 use drawbridge_core::state::{MemoryClaims, MemoryLimiter, WithFallback};
-use drawbridge_oauth::Parts;
 use drawbridge_oauth::oidc::{Provider, ProviderOptions};
 use drawbridge_oauth::options::{Options, Registration};
+use drawbridge_oauth::{Endpoints, Parts};
 use drawbridge_sql::{SqlOptions, SqlRecords};
 use drawbridge_testkit::client::{Client, Reply};
 use jsonwebtoken::jwk::Jwk;
@@ -31,6 +32,19 @@ use tokio::net::TcpListener;
 
 use super::world::{Browser, P, REDIRECT, Request, VERIFIER, World, oauth_error, post_form};
 use crate::backends::spawn;
+
+/// The default endpoint alone, with nothing behind it.
+struct OneEndpoint;
+
+impl Endpoints for OneEndpoint {
+    fn backends(&self, endpoint: Option<&str>) -> Option<Vec<String>> {
+        endpoint.is_none().then(Vec::new)
+    }
+
+    fn names(&self) -> Vec<String> {
+        Vec::new()
+    }
+}
 
 /// What Claude Code has at this URL: any port of the user's machine.
 const CLAUDE_CODE: &str = "https://claude.ai/oauth/claude-code-client-metadata";
@@ -122,8 +136,13 @@ impl Site {
             revocations.read().await.unwrap();
             let signer = Arc::new(Signer::new(P, records.clone(), ring.clone()));
             signer.tend().await.unwrap();
-            let own =
-                Issuer { policy: signer.policy(), keys: signer.clone(), is_own: true, introspection: None };
+            let clients = Arc::new(NamedClients::new(revocations.clone()));
+            let own = Issuer {
+                policy: signer.policy(),
+                keys: signer.clone(),
+                own: Some(clients.clone()),
+                introspection: None,
+            };
             let limiter = WithFallback::new(Arc::new(MemoryLimiter::default()));
             let resources = Some(origin.clone());
             let (of_verifier, revoked, tasks) = (records.clone(), revocations.clone(), Tasks::default());
@@ -134,6 +153,8 @@ impl Site {
                 origin,
                 options,
                 provider: provider.clone().map(|options| Provider::new(options, web.clone(), tasks.clone())),
+                id_jag: Vec::new(),
+                clients,
                 guarded: web.clone(),
                 records,
                 signer,
@@ -142,7 +163,7 @@ impl Site {
                 ring,
                 claims: claims.clone(),
                 limiter: Arc::new(MemoryLimiter::default()),
-                has_endpoint: Arc::new(|name| name.is_none()),
+                endpoints: Arc::new(OneEndpoint),
                 connections: None,
                 tasks,
                 trail: Arc::new(AuditTrail::new(sql.clone())),

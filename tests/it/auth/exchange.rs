@@ -407,3 +407,29 @@ async fn t56_two_instances_serve_a_login_and_both_forget_it() {
     }
     eventually(PATIENCE, async || place.provider.ended() == 3).await;
 }
+
+#[tokio::test]
+async fn t56_who_lacks_what_a_login_gave_gets_it_on_the_way_through_a_consent() {
+    let place = Place::one("").await;
+    let request = Request::of(&place.world.register().await);
+    let browser = Browser::new(&place.world.client(0));
+    let page = place.at_provider(&browser, &browser.get(&request.path()).await, "ann").await;
+    assert!(page.text.contains("ex (") && !page.text.contains("/connect/ex"), "{}", page.text);
+    let ann = place.user("ann").await;
+    assert!(place.world.records.remove_connection(&ann.id, LOGIN).await.unwrap().is_some());
+
+    let page = browser.get(&request.path()).await;
+    let at = page.text.find("/connect/ex?back=").unwrap_or_else(|| panic!("{}", page.text));
+    let link = page.text[at..].split('"').next().unwrap();
+    let asked = browser.get(link).await;
+    let sent = browser.post("/connect/ex", &[("transaction", &asked.transaction())]).await;
+    let came = place.at_provider(&browser, &sent, "ann").await;
+    assert_eq!((came.status, came.location()), (303, Some(link)), "{}", came.text);
+    let done = browser.get(link).await;
+    let consent = done.location().unwrap_or_else(|| panic!("{}", done.text)).to_owned();
+    assert_eq!(consent, link.replace("/connect/ex", "/consent"));
+    let page = browser.get(&consent).await;
+    assert!(page.status == 200 && !page.text.contains("/connect/ex"), "{}", page.text);
+    let answered = browser.decide(&page, "allow", &["mcp:read"]).await;
+    assert!(answered.parameter("code").is_some(), "{}", answered.text);
+}

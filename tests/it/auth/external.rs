@@ -34,7 +34,13 @@ impl Key {
 
     /// An ID token that says this.
     pub(super) fn id_token(&self, claims: &Value) -> String {
+        self.sign("JWT", claims)
+    }
+
+    /// A token of this type that says this.
+    pub(super) fn sign(&self, typ: &str, claims: &Value) -> String {
         let mut header = Header::new(Algorithm::ES256);
+        header.typ = Some(typ.to_owned());
         header.kid = Some(self.kid.clone());
         jsonwebtoken::encode(&header, claims, &self.signs).unwrap()
     }

@@ -341,17 +341,11 @@ async fn end(api: &Api, caller: &Caller, id: &str) -> Result<Option<Told>, Probl
     let Some(before) = api.records.revoke_token(id, &caller.actor, Utc::now()).await? else {
         return Ok(None);
     };
-    let told = api.revoke(&[key_of(&before)]).await?;
+    let told = api.revoke(&[RevocationKey::of_revoked(&before)]).await?;
     let outcome = if before.revoked_at.is_some() { "unchanged" } else { "ok" };
     let detail = json!({ "kind": before.kind, "name": before.name, "owner": before.owner });
     api.note_as(&caller.actor, "token.revoke", id, outcome, detail).await?;
     Ok(Some(told))
-}
-
-/// What was true of a token before it was revoked. Revoking has counted its version up.
-pub(super) fn key_of(before: &records::Token) -> RevocationKey {
-    let version = if before.revoked_at.is_some() { before.version - 1 } else { before.version };
-    RevocationKey::token(&before.id, version)
 }
 
 /// Replaces a token by one that may the same. The old one ends after the overlap.

@@ -18,7 +18,6 @@ use super::admission::Caller;
 use super::asked::{Asked, Listed, Sent, only_if, page, tagged};
 use super::new_token::text;
 use super::problem::Problem;
-use super::tokens::key_of;
 use super::{Api, mark};
 
 /// Who vouches for users that are made here.
@@ -274,7 +273,7 @@ async fn revoke_tokens(api: &Api, caller: &Caller, user: &str) -> Result<Vec<Rev
         let found = api.records.tokens(&filter, &page, now).await?;
         for token in found.items {
             if let Some(before) = api.records.revoke_token(&token.id, &caller.actor, now).await? {
-                keys.push(key_of(&before));
+                keys.push(RevocationKey::of_revoked(&before));
             }
         }
         match found.next {

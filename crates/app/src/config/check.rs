@@ -6,6 +6,7 @@ mod audit;
 mod auth;
 mod backend;
 mod backend_auth;
+mod clients;
 mod endpoint;
 mod outbound;
 mod policies;
@@ -169,7 +170,9 @@ pub(super) fn file(checker: &mut Checker<'_>, file: raw::File) -> (Config, BTree
     config.redis = redis::redis(checker, file.redis, &seal);
     config.seal_keys = seal_keys(checker, seal);
     config.database = auth::database(checker, file.database);
-    config.auth = auth::auth(checker, file.auth.unwrap_or_default(), &config);
+    let mut auth = file.auth.unwrap_or_default();
+    config.clients = clients::clients(checker, auth.clients.take().unwrap_or_default());
+    config.auth = auth::auth(checker, auth, &config);
     config.audit = audit::audit(checker, file.audit, &config);
     config.log = log(checker, file.log.unwrap_or_default());
     config.otlp = tracing::otlp(checker, file.tracing.unwrap_or_default());

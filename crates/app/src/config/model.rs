@@ -1,6 +1,6 @@
 //! The configuration after all checks: plain values with defaults filled in.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::num::NonZeroU32;
@@ -16,8 +16,8 @@ use ipnet::IpNet;
 use url::Url;
 
 use super::raw::{
-    AuthMode, ClientAuth, Era, LogFormat, OtlpProtocol, RegistrationPolicy, SessionScope, StepUp,
-    SubjectToken, Transport,
+    AuthMode, ClientAuth, ClientGrant, Era, LogFormat, OtlpProtocol, RegistrationPolicy, SessionScope,
+    StepUp, SubjectToken, Transport,
 };
 use super::secret::{self, SealKey, Secret};
 
@@ -45,6 +45,8 @@ pub struct Config {
     pub seal_keys: Vec<SealKey>,
     /// Who may call.
     pub auth: Auth,
+    /// OAuth clients that the operator names.
+    pub clients: Vec<NamedClient>,
     /// What is logged and how.
     pub log: Log,
     /// Where traces go; `None`: nothing is traced.
@@ -77,6 +79,7 @@ impl Default for Config {
             data_dir: PathBuf::from("./data"),
             seal_keys: Vec::new(),
             auth: Auth::default(),
+            clients: Vec::new(),
             log: Log::default(),
             otlp: None,
             limits: Limits::default(),
@@ -256,12 +259,51 @@ pub struct Auth {
     pub redirect_uris: Vec<String>,
     /// The identity provider that users log in with.
     pub login: Option<Login>,
+    /// Whether users make personal tokens of their own.
+    pub own_tokens: bool,
+    /// Whose assertions about their users are taken.
+    pub id_jag: Vec<IdJagIssuer>,
     /// Who may ask about tokens: ids and secrets.
     pub introspection_clients: Vec<(String, Secret)>,
     /// What is done about a tool for which a caller lacks a scope.
     pub step_up: StepUp,
     /// Whose tokens are accepted in the mode `external`.
     pub external: Vec<External>,
+}
+
+/// An OAuth client that the operator names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NamedClient {
+    /// Its `client_id`.
+    pub id: String,
+    /// What people read.
+    pub name: Option<String>,
+    /// What it proves with who it is.
+    pub proof: ClientProof,
+    /// How it gets tokens.
+    pub grants: BTreeSet<ClientGrant>,
+    /// What it may be allowed at most.
+    pub scopes: Vec<String>,
+    /// Where it may be answered.
+    pub redirect_uris: Vec<String>,
+}
+
+/// What a client proves with who it is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ClientProof {
+    /// A secret.
+    Secret(Secret),
+    /// Keys of its own, as the text of a JWK Set.
+    Keys(Secret),
+}
+
+/// An identity provider whose assertions are taken.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct IdJagIssuer {
+    /// Exactly as in its assertions and metadata.
+    pub issuer: String,
+    /// Where its keys are, if not where its metadata say.
+    pub jwks_uri: Option<String>,
 }
 
 /// An issuer of JSON Web Tokens.
@@ -313,6 +355,8 @@ impl Default for Auth {
             client_document_hosts: Vec::new(),
             redirect_uris: Vec::new(),
             login: None,
+            own_tokens: false,
+            id_jag: Vec::new(),
             introspection_clients: Vec::new(),
             step_up: StepUp::default(),
             external: Vec::new(),

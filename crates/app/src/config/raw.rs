@@ -194,6 +194,13 @@ pub(super) struct Auth {
     pub(super) registration: Option<Registration>,
     /// The identity provider that users log in with; without one they sign in with tokens.
     pub(super) login: Option<Login>,
+    /// Identity providers whose assertions (ID-JAG) let clients act for users who have not logged in here with a browser,
+    /// in the mode `embedded`.
+    pub(super) id_jag: Option<Vec<IdJag>>,
+    /// Users may make personal tokens of their own at `/connections`, in the mode `embedded`; default false.
+    pub(super) own_tokens: Option<bool>,
+    /// OAuth clients that have not registered, each with a secret or keys, in the mode `embedded`.
+    pub(super) clients: Option<Vec<NamedClient>>,
     /// Services that may ask about tokens at `/introspect` (RFC 7662), in the mode `embedded`.
     pub(super) introspection_clients: Option<Vec<IntrospectionClient>>,
     /// What is done about a tool for which a caller lacks a scope; default `hide`.
@@ -236,6 +243,48 @@ pub(super) struct Introspection {
     pub(super) client_id: String,
     /// Its secret, sent by HTTP Basic.
     pub(super) client_secret: SecretSource,
+}
+
+/// An identity provider whose assertions are taken.
+#[derive(Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct IdJag {
+    /// Exactly as in its assertions and metadata. Users of `auth.login` with the same issuer are the same users.
+    pub(super) issuer: String,
+    /// Where its keys are; default where its metadata say.
+    pub(super) jwks_uri: Option<String>,
+}
+
+/// An OAuth client that the operator names.
+#[derive(Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct NamedClient {
+    /// Its `client_id`.
+    pub(super) id: String,
+    /// What people read when they are asked whether they let it; default its id.
+    pub(super) name: Option<String>,
+    /// What it proves with who it is, by HTTP Basic or in the form; or see `jwks`.
+    pub(super) secret: Option<SecretSource>,
+    /// Its public keys, as the JSON text of a JWK Set: it proves with them who it is (`private_key_jwt`).
+    pub(super) jwks: Option<SecretSource>,
+    /// How it gets tokens.
+    pub(super) grants: Vec<ClientGrant>,
+    /// What it may be allowed at most; default `[mcp:read, mcp:write]`.
+    pub(super) scopes: Option<Vec<String>>,
+    /// Where it may be answered; needed for `authorization_code`.
+    pub(super) redirect_uris: Option<Vec<String>>,
+}
+
+/// How a client gets tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum ClientGrant {
+    /// A user lets it, in a browser.
+    AuthorizationCode,
+    /// For itself.
+    ClientCredentials,
+    /// An identity provider of `auth.id_jag` lets it act for a user.
+    IdJag,
 }
 
 /// A service that may ask about tokens.

@@ -37,6 +37,7 @@ pub(in crate::config) fn shown(config: &Config) -> Vec<(String, Value)> {
         data_dir,
         seal_keys,
         auth,
+        clients,
         log,
         otlp,
         limits,
@@ -60,6 +61,7 @@ pub(in crate::config) fn shown(config: &Config) -> Vec<(String, Value)> {
         sheet.put(&format!("seal.keys[{index}].key"), there());
     }
     auth::auth(&mut sheet, auth);
+    auth::clients(&mut sheet, clients);
     let Log { format, level } = log;
     sheet.put("log.format", format);
     sheet.put("log.level", level);

@@ -78,7 +78,7 @@ impl Verifier {
         let none = || Refused::Invalid("it is no access token of the gateway");
         let token = Unverified::read(credential).ok_or_else(none)?;
         let is_own =
-            self.issuers.iter().any(|issuer| issuer.is_own && issuer.policy.issuer == token.issuer());
+            self.issuers.iter().any(|issuer| issuer.own.is_some() && issuer.policy.issuer == token.issuer());
         let said = token.said().filter(|_| is_own).ok_or_else(none)?;
         let origin = self.origin.as_ref().ok_or_else(none)?;
         let endpoint = origin.endpoint(&said.aud).ok_or_else(none)?;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use url::{Host, Url};
 
 use crate::config::check::Checker;
-use crate::config::model::{Auth, Config, External, Introspection, Login};
+use crate::config::model::{Auth, Config, External, IdJagIssuer, Introspection, Login};
 use crate::config::raw::{self, AuthMode};
 use crate::config::secret::Secret;
 use crate::config::value::{SecretSource, Span};
@@ -74,8 +74,14 @@ pub(super) fn auth(checker: &mut Checker<'_>, raw: raw::Auth, config: &Config) -
         registration: registration.dcr.unwrap_or(default.registration),
         client_documents: registration.cimd.unwrap_or(default.client_documents),
         client_document_hosts: hosts(checker, registration.cimd_hosts.unwrap_or_default()),
-        redirect_uris: redirect_uris(checker, registration.redirect_uris.unwrap_or_default()),
+        redirect_uris: redirect_uris(
+            checker,
+            "auth.registration.redirect_uris",
+            registration.redirect_uris.unwrap_or_default(),
+        ),
         login: raw.login.and_then(|login| provider(checker, login)),
+        own_tokens: raw.own_tokens.unwrap_or(default.own_tokens),
+        id_jag: id_jag(checker, raw.id_jag.unwrap_or_default()),
         introspection_clients: introspection_clients(checker, raw.introspection_clients.unwrap_or_default()),
         external: external(checker, raw.external.unwrap_or_default()),
         step_up: raw.step_up.unwrap_or(default.step_up),
@@ -155,18 +161,15 @@ fn span(
     span
 }
 
-fn redirect_uris(checker: &mut Checker<'_>, written: Vec<String>) -> Vec<String> {
+/// Checks where clients may be answered.
+pub(super) fn redirect_uris(checker: &mut Checker<'_>, path: &str, written: Vec<String>) -> Vec<String> {
     for (index, uri) in written.iter().enumerate() {
         let is_fine = Url::parse(uri)
             .is_ok_and(|url| url.as_str() == uri && url.scheme() == "https" && !uri.contains('*'));
         if !is_fine {
             let hint =
                 "write each one in full, such as `https://app.example.com/callback`; there are no wildcards";
-            checker.problem(
-                &format!("auth.registration.redirect_uris[{index}]"),
-                "not an https URL in its normal form",
-                hint,
-            );
+            checker.problem(&format!("{path}[{index}]"), "not an https URL in its normal form", hint);
         }
     }
     written
@@ -189,6 +192,35 @@ fn hosts(checker: &mut Checker<'_>, written: Vec<String>) -> Vec<String> {
     written
 }
 
+fn id_jag(checker: &mut Checker<'_>, written: Vec<raw::IdJag>) -> Vec<IdJagIssuer> {
+    let mut providers: Vec<IdJagIssuer> = Vec::new();
+    for (index, raw) in written.into_iter().enumerate() {
+        let path = format!("auth.id_jag[{index}]");
+        let issuer = (&*raw.issuer, raw.jwks_uri.as_deref());
+        issuer_of(checker, &path, issuer, providers.iter().any(|other| other.issuer == raw.issuer));
+        providers.push(IdJagIssuer { issuer: raw.issuer, jwks_uri: raw.jwks_uri });
+    }
+    providers
+}
+
+/// Checks an issuer of tokens, and where its keys are, if not where its metadata say.
+fn issuer_of(
+    checker: &mut Checker<'_>,
+    path: &str,
+    (issuer, jwks_uri): (&str, Option<&str>),
+    is_known: bool,
+) {
+    let is_url = |text: &str| Url::parse(text).is_ok_and(|url| is_server(&url));
+    if !is_url(issuer) || is_known {
+        let hint = "write it exactly as in its tokens, such as `https://login.example.com`, and once";
+        checker.problem(&format!("{path}.issuer"), "not an https URL, or there twice", hint);
+    }
+    if jwks_uri.is_some_and(|uri| !is_url(uri)) {
+        let hint = "leave it out if the issuer's metadata name it";
+        checker.problem(&format!("{path}.jwks_uri"), "not an https URL", hint);
+    }
+}
+
 fn introspection_clients(
     checker: &mut Checker<'_>,
     written: Vec<raw::IntrospectionClient>,
@@ -196,19 +228,29 @@ fn introspection_clients(
     let mut clients: Vec<(String, Secret)> = Vec::new();
     for (index, raw) in written.into_iter().enumerate() {
         let path = format!("auth.introspection_clients[{index}]");
-        let is_legal = !raw.id.is_empty() && raw.id.bytes().all(|b| b.is_ascii_graphic() && b != b':');
-        if !is_legal || clients.iter().any(|(id, _)| *id == raw.id) {
+        if !is_id(&raw.id) || clients.iter().any(|(id, _)| *id == raw.id) {
             let hint = "give each service a name of its own, such as `tickets`";
             checker.problem(&format!("{path}.id"), "not an id, or there twice", hint);
         }
-        let Some(secret) = checker.secret(&format!("{path}.secret"), raw.secret) else { continue };
-        if secret.expose().chars().count() < MIN_BOOTSTRAP {
-            let hint = "make one with `openssl rand -hex 32`";
-            checker.problem(&format!("{path}.secret"), "too short: at least 32 characters are needed", hint);
-        }
+        let Some(secret) = client_secret(checker, &format!("{path}.secret"), raw.secret) else { continue };
         clients.push((raw.id, secret));
     }
     clients
+}
+
+/// Whether it can be the id of a client, which HTTP Basic carries before a colon.
+pub(super) fn is_id(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|b| b.is_ascii_graphic() && b != b':')
+}
+
+/// Checks what a client proves itself with here: nobody may guess it.
+pub(super) fn client_secret(checker: &mut Checker<'_>, path: &str, source: SecretSource) -> Option<Secret> {
+    let secret = checker.secret(path, source)?;
+    if secret.expose().chars().count() < MIN_BOOTSTRAP {
+        let hint = "make one with `openssl rand -hex 32`";
+        checker.problem(path, "too short: at least 32 characters are needed", hint);
+    }
+    Some(secret)
 }
 
 fn external(checker: &mut Checker<'_>, written: Vec<raw::External>) -> Vec<External> {
@@ -216,14 +258,8 @@ fn external(checker: &mut Checker<'_>, written: Vec<raw::External>) -> Vec<Exter
     for (index, raw) in written.into_iter().enumerate() {
         let path = format!("auth.external[{index}]");
         let is_url = |text: &str| Url::parse(text).is_ok_and(|url| is_server(&url));
-        if !is_url(&raw.issuer) || issuers.iter().any(|other| other.issuer == raw.issuer) {
-            let hint = "write it exactly as in its tokens, such as `https://login.example.com`, and once";
-            checker.problem(&format!("{path}.issuer"), "not an https URL, or there twice", hint);
-        }
-        if raw.jwks_uri.as_deref().is_some_and(|uri| !is_url(uri)) {
-            let hint = "leave it out if the issuer's metadata name it";
-            checker.problem(&format!("{path}.jwks_uri"), "not an https URL", hint);
-        }
+        let issuer = (&*raw.issuer, raw.jwks_uri.as_deref());
+        issuer_of(checker, &path, issuer, issuers.iter().any(|other| other.issuer == raw.issuer));
         let or = |written: Option<Vec<String>>, default: &[&str]| {
             written.unwrap_or_else(|| default.iter().map(|one| (*one).to_owned()).collect())
         };

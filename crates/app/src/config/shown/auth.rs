@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::{Sheet, told};
-use crate::config::model::{Auth, External, Introspection, Login};
+use crate::config::model::{Auth, ClientProof, External, IdJagIssuer, Introspection, Login, NamedClient};
 
 pub(super) fn auth(sheet: &mut Sheet, auth: &Auth) {
     let Auth {
@@ -18,6 +18,8 @@ pub(super) fn auth(sheet: &mut Sheet, auth: &Auth) {
         client_document_hosts,
         redirect_uris,
         login,
+        own_tokens,
+        id_jag,
         introspection_clients,
         external,
         step_up,
@@ -37,6 +39,11 @@ pub(super) fn auth(sheet: &mut Sheet, auth: &Auth) {
         None => sheet.put("auth.login", Value::Null),
     }
     sheet.put("auth.step_up", step_up);
+    sheet.put("auth.own_tokens", own_tokens);
+    for (index, IdJagIssuer { issuer, jwks_uri }) in id_jag.iter().enumerate() {
+        sheet.address(&format!("auth.id_jag[{index}].issuer"), Some(issuer));
+        sheet.address(&format!("auth.id_jag[{index}].jwks_uri"), jwks_uri.as_deref());
+    }
     for (index, (id, secret)) in introspection_clients.iter().enumerate() {
         let key = format!("auth.introspection_clients[{index}]");
         sheet.put(&format!("{key}.id"), id);
@@ -44,6 +51,22 @@ pub(super) fn auth(sheet: &mut Sheet, auth: &Auth) {
     }
     for (index, issuer) in external.iter().enumerate() {
         self::external(sheet, &format!("auth.external[{index}]"), issuer);
+    }
+}
+
+pub(super) fn clients(sheet: &mut Sheet, clients: &[NamedClient]) {
+    for (index, client) in clients.iter().enumerate() {
+        let NamedClient { id, name, proof, grants, scopes, redirect_uris } = client;
+        let key = format!("auth.clients[{index}]");
+        sheet.put(&format!("{key}.id"), id);
+        sheet.put(&format!("{key}.name"), name);
+        match proof {
+            ClientProof::Secret(secret) => sheet.put(&format!("{key}.secret"), told(secret)),
+            ClientProof::Keys(keys) => sheet.put(&format!("{key}.jwks"), told(keys)),
+        }
+        sheet.put(&format!("{key}.grants"), grants);
+        sheet.put(&format!("{key}.scopes"), scopes);
+        sheet.put(&format!("{key}.redirect_uris"), redirect_uris);
     }
 }
 

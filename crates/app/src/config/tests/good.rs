@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use super::{load_text, load_with};
 use crate::config::{
-    AuthMode, BackendAuth, BackendKind, ClientAuth, Config, Era, HttpBackend, LogFormat, OtlpProtocol,
-    Overrides, Password, Proxy, Redis, Secret, StdioBackend, TokenSource, Transport, UserOAuth,
+    AuthMode, BackendAuth, BackendKind, ClientAuth, ClientGrant, ClientProof, Config, Era, HttpBackend,
+    LogFormat, OtlpProtocol, Overrides, Password, Proxy, Redis, Secret, StdioBackend, TokenSource, Transport,
+    UserOAuth,
 };
 
 /// A file as a team would have it.
@@ -83,9 +84,22 @@ pub(super) const GOOD: &[(&str, &str, &[(&str, &str)])] = &[
         &[],
     ),
     ("credentials of backends", CREDENTIALS, &[("SECRET", "hunter2")]),
+    ("clients of the operator's own", CLIENTS, &[("SECRET", "0123456789abcdef0123456789abcdef")]),
     ("ipv6", "public: { listen: \"[::1]:0\" }\n", &[]),
     ("proxy", "outbound:\n  proxy: { url: \"http://me:pw@proxy:3128\", no_proxy: [a.internal] }\n", &[]),
 ];
+
+const CLIENTS: &str = r#"
+auth:
+  mode: embedded
+  id_jag: [{ issuer: https://login.example.com }, { issuer: https://other.example.com, jwks_uri: https://other.example.com/keys }]
+  clients:
+    - { id: nightly, secret: { env: SECRET }, grants: [client_credentials], scopes: ["mcp:read"] }
+    - { id: reports, name: Reports, secret: { env: SECRET }, grants: [authorization_code, id_jag], redirect_uris: ["https://app.example.com/cb"] }
+    - id: signer
+      jwks: '{"keys":[{"kty":"EC","crv":"P-256","kid":"k","x":"f83OJ3D2xF1Bg8vub9tLe1gHMzV76e8Tus9uPHvRVEU","y":"x_FEzRu9m36HLN_tue659LNpXW6pCyStikYjKIWI5a0"}]}'
+      grants: [client_credentials]
+"#;
 
 fn good(text: &str, variables: &[(&str, &str)]) -> Config {
     load_text(text, variables).map_err(|problems| problems.to_string()).unwrap().config
@@ -127,6 +141,17 @@ fn the_file_of_a_team() {
         ["-y", "@modelcontextprotocol/server-filesystem", "8080", "true"]
     );
     assert_eq!(config.endpoints["support"].backends, ["tickets", "files"]);
+}
+
+#[test]
+fn the_operators_own_clients() {
+    let config = good(CLIENTS, &[("SECRET", "0123456789abcdef0123456789abcdef")]);
+    assert_eq!(config.auth.id_jag.len(), 2);
+    let [nightly, reports, signer] = &config.clients[..] else { panic!("{:?}", config.clients) };
+    assert_eq!((nightly.scopes.len(), reports.scopes.len(), signer.scopes.len()), (1, 2, 2));
+    assert_eq!(nightly.grants, [ClientGrant::ClientCredentials].into());
+    assert!(matches!(signer.proof, ClientProof::Keys(_)) && signer.name.is_none());
+    assert_eq!(reports.redirect_uris, ["https://app.example.com/cb"]);
 }
 
 #[test]

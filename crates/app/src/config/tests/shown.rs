@@ -21,7 +21,14 @@ seal: { keys: [{ id: k1, key: cGw0bnRlZC1wbDRudGVkLXBsNG50ZWQtcGw0bnRlZC0= }] }
 auth:
   mode: embedded
   login: { issuer: "https://id.example", client_id: gate, client_secret: pl4nted-4 }
+  id_jag: [{ issuer: "https://id.example", jwks_uri: "https://id.example/keys?key=pl4nted-23" }]
   introspection_clients: [{ id: tickets, secret: pl4nted-5-which-is-long-enough-for-this }]
+  clients:
+    - { id: nightly, name: Nightly, secret: pl4nted-24-which-is-long-enough-for-this, grants: [client_credentials], scopes: [mcp:read] }
+    - id: signer
+      jwks: '{"keys":[{"kty":"EC","crv":"P-256","kid":"pl4nted","x":"f83OJ3D2xF1Bg8vub9tLe1gHMzV76e8Tus9uPHvRVEU","y":"x_FEzRu9m36HLN_tue659LNpXW6pCyStikYjKIWI5a0"}]}'
+      grants: [authorization_code]
+      redirect_uris: ["https://app.example/cb"]
   external:
     - issuer: "https://other.example"
       jwks_uri: "https://other.example/keys?key=pl4nted-6"

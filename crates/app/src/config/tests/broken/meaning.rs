@@ -131,6 +131,32 @@ broken_files! {
           hint: give each service a name of its own, such as `tickets`
     "#;
 
+    clients_that_can_not_be_told_apart_or_prove_nothing = "auth:\n  clients:\n  - { id: a, secret: short, grants: [client_credentials] }\n  - { id: a, grants: [] }\n  - { id: https://a/b, jwks: '{}', grants: [id_jag], scopes: [admin] }\n  - { id: b, secret: 0123456789abcdef0123456789abcdef, jwks: x, grants: [authorization_code] }\n  id_jag: [{ issuer: \"http://login.example.com\", jwks_uri: x }]\n"
+    says r#"
+        drawbridge.yaml:3:14: auth.clients[0].secret: too short: at least 32 characters are needed
+          hint: make one with `openssl rand -hex 32`
+        drawbridge.yaml:4:5: auth.clients[1]: a client needs one thing to prove with who it is
+          hint: give it a `secret` or `jwks`
+        drawbridge.yaml:4:7: auth.clients[1].id: not an id, or there twice
+          hint: give each client a name of its own, such as `nightly`
+        drawbridge.yaml:4:14: auth.clients[1].grants: a client without a way to get a token
+          hint: name some of `authorization_code`, `client_credentials`, `id_jag`
+        drawbridge.yaml:5:7: auth.clients[2].id: not an id, or there twice
+          hint: give each client a name of its own, such as `nightly`
+        drawbridge.yaml:5:24: auth.clients[2].jwks: not a set of keys that can be used
+          hint: it is JSON such as `{"keys": [...]}`, with public keys for ES256 or RS256 alone
+        drawbridge.yaml:5:54: auth.clients[2].scopes: not scopes of endpoints
+          hint: use some of mcp:read, mcp:write
+        drawbridge.yaml:6:5: auth.clients[3]: `authorization_code` needs a redirect URI
+          hint: name where it may be answered: `redirect_uris: [https://app.example.com/callback]`
+        drawbridge.yaml:6:5: auth.clients[3]: a client needs one thing to prove with who it is
+          hint: give it a `secret` or `jwks`
+        drawbridge.yaml:7:14: auth.id_jag[0].issuer: not an https URL, or there twice
+          hint: write it exactly as in its tokens, such as `https://login.example.com`, and once
+        drawbridge.yaml:7:50: auth.id_jag[0].jwks_uri: not an https URL
+          hint: leave it out if the issuer's metadata name it
+    "#;
+
     token_for_two_days = "auth: { access_token_ttl: 48h }\n"
     says r#"
         drawbridge.yaml:1:9: auth.access_token_ttl: too long
