@@ -90,6 +90,7 @@ impl Inner {
                 is_listed,
                 scopes: offers.collect(),
                 accounts: accounts.collect(),
+                can_connect: waiting.is_some(),
             },
         );
         if let Some(waiting) = waiting {

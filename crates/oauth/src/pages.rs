@@ -42,6 +42,8 @@ pub(crate) struct Consent<'a> {
     pub(crate) scopes: Vec<Offer<'a>>,
     /// What the user needs at the backends that the client will reach.
     pub(crate) accounts: Vec<Needed<'a>>,
+    /// Whether one of these can be connected from here.
+    pub(crate) can_connect: bool,
 }
 
 /// An account on the consent page.

@@ -91,6 +91,7 @@ async fn t76_what_a_client_will_need_is_connected_on_the_way_each_step_at_anothe
     assert_eq!(to(&kept), consent);
     let whole = second.get(&consent).await;
     assert!(link(&whole, "notes").is_none() && !whole.text.contains("not connected"), "{}", whole.text);
+    assert!(asked.text.contains("Connect what you need") && !whole.text.contains("Connect what you need"));
 
     // It is the same request all the time: what was shown at first can be answered, and once.
     let answered = second.decide(&asked, "allow", &["mcp:read"]).await;
