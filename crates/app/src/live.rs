@@ -279,7 +279,7 @@ impl Wired {
                     let counted = self.metrics.backend(name);
                     let keeping = Keeping { cache: backend.cache, list_ttl: backend.list_ttl };
                     let recalling = Recalling::new(made.backend, keeping, &self.peers, counted);
-                    let screen = Screen::new(recalling.clone(), trust(backend), self.keys.clone());
+                    let screen = Screen::new(recalling.clone(), trust(config, backend), self.keys.clone());
                     let whole: Arc<dyn Backend> = match made.accounts {
                         Some(accounts) => Personal::new(screen, accounts, &self.peers, &self.work.backends),
                         None => screen,

@@ -211,7 +211,7 @@ fn rules(config: &Config) -> Rules {
 }
 
 /// What the operator says about a backend.
-pub(crate) fn trust(backend: &config::Backend) -> Trust {
+pub(crate) fn trust(config: &Config, backend: &config::Backend) -> Trust {
     let own = match &backend.kind {
         BackendKind::Http(http) => http.url.host_str().map(|host| host.trim_matches(['[', ']'])),
         BackendKind::Stdio(_) => None,
@@ -219,6 +219,7 @@ pub(crate) fn trust(backend: &config::Backend) -> Trust {
     Trust {
         read_tools: backend.read_tools.clone(),
         annotations: backend.trust_annotations,
+        knows_callers: config.auth.mode == AuthMode::None || backend.is_personal(),
         hosts: own
             .and_then(Glob::parse)
             .into_iter()

@@ -8,6 +8,7 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use drawbridge_core::BackendName;
 use drawbridge_core::glob::Glob;
 use drawbridge_core::rights::{Item, Kind as Sort, Rights, Verdict};
 use ipnet::IpNet;
@@ -210,6 +211,22 @@ impl Allowance {
 }
 
 impl Rights for Allowance {
+    fn reaches(&self, backend: &BackendName, is_known: bool) -> bool {
+        let (Some(rules), Some(applying)) = (&self.rules.rules, &self.applying) else {
+            return is_known || self.may_write;
+        };
+        let here: Vec<&Rule> = applying
+            .iter()
+            .filter_map(|n| rules.get(*n))
+            .filter(|rule| rule.backends.iter().any(|pattern| pattern.matches(backend.as_str())))
+            .collect();
+        let is_all = |rule: &Rule| rule.what == What::default();
+        let is_denied = here.iter().any(|rule| rule.effect == Effect::Deny && is_all(rule));
+        // What is in no list of what is allowed is allowed only where everything is.
+        let allows = |rule: &&&Rule| rule.effect == Effect::Allow && (is_known || is_all(rule));
+        !is_denied && here.iter().any(|rule| allows(&rule)) && (is_known || self.may_write)
+    }
+
     fn carried(&self) -> Option<String> {
         serde_json::to_string(&self.facts).ok()
     }

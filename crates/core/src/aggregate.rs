@@ -169,7 +169,7 @@ async fn by_name(errand: Errand, list: List) -> Result<Events, Fault> {
 /// The backend and the name there for a name as the client knows it.
 async fn resolve(errand: &Errand, list: List, exposed: &str) -> Result<(usize, String), Fault> {
     let aggregate = errand.aggregate()?;
-    let unknown = || Fault::invalid_params(format!("unknown {}: {exposed}", list.noun));
+    let unknown = || Fault::invalid_params(format!("Unknown {}", list.noun));
     let (prefix, rest) = names::split(exposed).ok_or_else(unknown)?;
     let backend = aggregate.names.iter().position(|n| n.as_str() == prefix).ok_or_else(unknown)?;
     if !names::is_shortened(rest) {
@@ -295,6 +295,7 @@ fn listen_to_all(errand: &Errand) -> Events {
     let mut honoured: Vec<(String, Vec<u8>)> = Vec::new();
     let mut early = Vec::new();
     let mut ended = 0;
+    let mut is_told = false;
     Box::pin(merged.flat_map(move |event| {
         let mut out: Vec<Event> = Vec::new();
         match event {
@@ -315,10 +316,10 @@ fn listen_to_all(errand: &Errand) -> Events {
             event if waiting > 0 => early.push(event),
             event => out.push(event),
         }
-        if waiting == 0 && (!early.is_empty() || !honoured.is_empty()) {
+        if waiting == 0 && (!is_told || !early.is_empty()) {
             let notifications =
                 json::object(honoured.iter().map(|(key, value)| (key.as_str(), value.as_slice())));
-            if !std::mem::take(&mut honoured).is_empty() || ended < count {
+            if !std::mem::replace(&mut is_told, true) && ended < count {
                 let params = json::object([("notifications", &notifications[..])]);
                 out.push(Event::Notify(Message::notification(method::SUBSCRIPTIONS_ACKNOWLEDGED, &params)));
             }

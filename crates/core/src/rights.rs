@@ -49,6 +49,11 @@ pub trait Rights: Send + Sync + fmt::Debug {
     /// Whether that includes `item`.
     fn on(&self, item: &Item<'_>) -> Verdict;
 
+    /// Whether the caller may anything at this backend, and there what is not in the protocol, or only what `is_known`.
+    fn reaches(&self, _backend: &BackendName, _is_known: bool) -> bool {
+        true
+    }
+
     /// In words for another instance, which goes on with what was begun here.
     fn carried(&self) -> Option<String>;
 
@@ -127,6 +132,10 @@ impl Rights for Selected {
             return Verdict::Hidden;
         }
         self.rights.as_ref().map_or(Verdict::Allowed, |rights| rights.on(item))
+    }
+
+    fn reaches(&self, backend: &BackendName, is_known: bool) -> bool {
+        self.rights.as_ref().is_none_or(|rights| rights.reaches(backend, is_known))
     }
 
     fn carried(&self) -> Option<String> {

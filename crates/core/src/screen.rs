@@ -1,7 +1,7 @@
 //! What stands between endpoints and each backend, so that everybody reaches what is theirs and nothing else.
 //!
 //! - What a caller may not call it does not see: [`items`] filters lists and guards calls, by the caller's
-//!   [`Rights`](crate::rights::Rights).
+//!   [`Rights`].
 //! - Tasks are known to their own callers alone: [`task_ids`].
 //! - A backend can have a user open only what the operator trusts it with: [`links`].
 
@@ -40,6 +40,8 @@ pub struct Trust {
     pub annotations: bool,
     /// Hosts of the URLs that it may have users open, besides its own.
     pub hosts: Vec<Glob>,
+    /// Whether it can tell callers apart, or there is but one.
+    pub knows_callers: bool,
 }
 
 /// Tools of a backend of which is remembered whether they only read.
@@ -111,7 +113,13 @@ impl Backend for Screen {
     }
 
     async fn describe(&self, client: &Arc<Client>) -> Result<Arc<Description>, Fault> {
-        self.inner.describe(client).await
+        let description = self.inner.describe(client).await?;
+        let tasks = json::member(&description.capabilities, "tasks");
+        let Some(tasks) = tasks.filter(|_| !self.trusted.trust.knows_callers) else { return Ok(description) };
+        // Nobody can tell whose the tasks are that it would list.
+        let tasks = json::filter_members(tasks, |key| key != "list");
+        let capabilities = json::replace_member(&description.capabilities, "tasks", &tasks);
+        Ok(Arc::new(Description { capabilities, ..(*description).clone() }))
     }
 
     fn open(
@@ -167,6 +175,9 @@ struct Screened {
 #[async_trait]
 impl Conversation for Screened {
     fn call(self: Arc<Self>, call: Call) -> Events {
+        if call.request.method() == method::TASKS_LIST && !self.trusted.trust.knows_callers {
+            return once(Event::Fail(Fault::method_not_found(method::TASKS_LIST)));
+        }
         if call.rights.is_none() {
             return self.pass(call);
         }
@@ -188,6 +199,11 @@ impl Conversation for Screened {
     }
 
     async fn notify(&self, notification: Message) {
+        // A request without an id is none that anybody answers, and some servers would do what it says.
+        if !notification.method().starts_with("notifications/") {
+            tracing::debug!(backend.name = %self.trusted.name, "a client's message is no notification of the protocol");
+            return;
+        }
         self.inner.notify(self.handles.told(notification)).await;
     }
 

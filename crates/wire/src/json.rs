@@ -404,6 +404,21 @@ pub fn filter_members(raw: &[u8], keep: impl Fn(&str) -> bool) -> Bytes {
     object(all.iter().filter(|(key, _)| keep(key)).map(|(key, value)| (key.as_ref(), *value)))
 }
 
+/// The member `key` of an object that has it once: of two, nobody can tell which others read.
+pub fn sole_member<'a>(raw: &'a [u8], key: &str) -> Option<&'a [u8]> {
+    let all = members(raw).ok()?;
+    let mut named = all.iter().filter(|(k, _)| k == key).map(|(_, value)| *value);
+    named.next().filter(|_| named.next().is_none())
+}
+
+/// Whether an object has a member twice, or `raw` is no object.
+pub fn is_ambiguous(raw: &[u8]) -> bool {
+    let Ok(all) = members(raw) else { return true };
+    let mut keys: Vec<&str> = all.iter().map(|(key, _)| key.as_ref()).collect();
+    keys.sort_unstable();
+    keys.windows(2).any(|pair| pair[0] == pair[1])
+}
+
 /// The object `raw` with `value` as its member `key`, in the old one's place or last.
 pub fn replace_member(raw: &[u8], key: &str, value: &[u8]) -> Bytes {
     let all = members(raw).unwrap_or_default();

@@ -317,6 +317,12 @@ impl Indexer<'_> {
     }
 }
 
+/// A number that has no fraction, however it is written: `-32042.0` is a code too.
+fn whole(number: f64) -> Option<i64> {
+    #[expect(clippy::cast_possible_truncation, reason = "codes are small")]
+    (number.fract() == 0.0 && number.abs() < 1e9).then_some(number as i64)
+}
+
 impl Message {
     /// Reads one message, every byte of it. The text is kept as it is.
     pub fn parse(text: Bytes) -> Result<Self, Invalid> {
@@ -472,9 +478,8 @@ impl Message {
 
     /// The code of an error, 0 if there is none.
     pub fn error_code(&self) -> i64 {
-        self.raw(Field::ErrorCode)
-            .and_then(|raw| std::str::from_utf8(raw).ok()?.parse().ok())
-            .unwrap_or_default()
+        let raw = self.raw(Field::ErrorCode).and_then(|raw| std::str::from_utf8(raw).ok());
+        raw.and_then(|raw| raw.parse().ok().or_else(|| whole(raw.parse().ok()?))).unwrap_or_default()
     }
 
     /// A request made by the gateway; `params` must be a JSON object.

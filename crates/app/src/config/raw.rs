@@ -14,7 +14,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use self::policies::StepUp;
-pub(super) use self::policies::{CallerKind, Patterns, Policy, When};
+pub(super) use self::policies::{CallerKind, Given, Patterns, Policy, When};
 use super::value::{ByteSize, Retention, SecretSource, Span};
 
 /// The configuration of a Drawbridge gateway.
@@ -61,7 +61,8 @@ pub(super) struct File {
     pub(super) endpoints: Option<BTreeMap<String, Endpoint>>,
     /// Who may what at backends. One that denies wins; where there are policies, what none allows is denied. Without this
     /// key everybody may everything that their scopes allow.
-    pub(super) policies: Option<Vec<Policy>>,
+    #[serde(default)]
+    pub(super) policies: Given<Vec<Policy>>,
 }
 
 /// The listener for MCP clients.

@@ -110,6 +110,26 @@ fn a_rule_is_for_those_who_meet_all_its_conditions() {
 }
 
 #[test]
+fn what_is_in_no_list_needs_a_rule_for_everything() {
+    let backend = BackendName::parse("docs").unwrap();
+    let reaches = |rules: Option<Vec<Rule>>, facts: &Facts| {
+        let allowance = Arc::new(Rules { rules, step_up: StepUp::Hide }).allow(facts.clone());
+        [allowance.reaches(&backend, true), allowance.reaches(&backend, false)]
+    };
+    let rule =
+        |effect: Effect, backends: &[&str], tools: &[&str]| rule(effect, backends, tools, When::default());
+    let reader = Facts { scopes: texts(&["mcp:read"]), ..facts() };
+    assert_eq!((reaches(None, &facts()), reaches(None, &reader)), ([true; 2], [true, false]));
+    assert_eq!(reaches(Some(Vec::new()), &facts()), [false; 2]);
+    assert_eq!(reaches(Some(vec![rule(Effect::Allow, &["docs"], &["get_*"])]), &facts()), [true, false]);
+    assert_eq!(reaches(Some(vec![rule(Effect::Allow, &["github"], &[])]), &facts()), [false; 2]);
+    let all = rule(Effect::Allow, &["*"], &[]);
+    assert_eq!(reaches(Some(vec![all.clone()]), &facts()), [true; 2]);
+    assert_eq!(reaches(Some(vec![all.clone(), rule(Effect::Deny, &["docs"], &["x"])]), &facts()), [true; 2]);
+    assert_eq!(reaches(Some(vec![all, rule(Effect::Deny, &["d*"], &[])]), &facts()), [false; 2]);
+}
+
+#[test]
 fn tools_that_do_not_only_read_need_a_scope_that_is_hidden_or_asked_for() {
     let reader = Facts { scopes: texts(&["mcp:read"]), ..facts() };
     let backend = BackendName::parse("b").unwrap();

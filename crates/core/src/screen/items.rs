@@ -5,6 +5,7 @@ use std::borrow::Cow;
 use bytes::Bytes;
 use drawbridge_wire::message::Field;
 use drawbridge_wire::{Edit, Message, RpcError, code, json, method};
+use url::Url;
 
 use super::Trusted;
 use crate::accounts::told;
@@ -59,6 +60,42 @@ const LISTS: [List; 4] = [
     },
 ];
 
+/// Methods besides those that name something, of which is known what they do.
+const KNOWN: [&str; 8] = [
+    method::PING,
+    method::SET_LEVEL,
+    method::RESOURCES_UNSUBSCRIBE,
+    method::TASKS_GET,
+    method::TASKS_UPDATE,
+    method::TASKS_CANCEL,
+    method::TASKS_RESULT,
+    method::TASKS_LIST,
+];
+
+/// What URIs have in no place, and templates do.
+const TEMPLATE: [char; 2] = ['{', '}'];
+
+/// What a URI may be taken for, besides how it is written: without dot segments and with its scheme and host in lower
+/// case, and this with what is percent-encoded in plain.
+fn readings(uri: &str) -> Vec<String> {
+    let Ok(url) = Url::parse(uri) else { return vec![decoded(uri)] };
+    let mut readings = vec![url.as_str().to_owned(), decoded(url.as_str())];
+    if let Ok(again) = Url::parse(&readings[1]) {
+        readings.push(again.into());
+    }
+    // To file systems, several slashes are one.
+    if let Some((scheme, path)) = readings[1].split_once("///") {
+        let path: Vec<&str> = path.split('/').filter(|part| !part.is_empty()).collect();
+        readings.push(format!("{scheme}///{}", path.join("/")));
+    }
+    readings.retain(|reading| reading != uri);
+    readings
+}
+
+fn decoded(text: &str) -> String {
+    percent_encoding::percent_decode_str(text).decode_utf8_lossy().into_owned()
+}
+
 /// Whether a tool says of itself that it only reads.
 pub(super) fn reads(tool: &[u8]) -> bool {
     json::at(tool, &["annotations", "readOnlyHint"]) == Some(b"true")
@@ -67,7 +104,16 @@ pub(super) fn reads(tool: &[u8]) -> bool {
 impl Trusted {
     /// What `rights` say of something here: lists and calls ask nothing else.
     fn verdict(&self, rights: &dyn Rights, kind: Kind, name: &str) -> Verdict {
-        rights.on(&self.item(kind, name))
+        let verdict = rights.on(&self.item(kind, name));
+        if verdict != Verdict::Allowed || kind != Kind::Resource || name.contains(TEMPLATE) {
+            return verdict;
+        }
+        // A server may read a URI otherwise than it is written: whatever it may be taken for has to be allowed.
+        readings(name)
+            .iter()
+            .map(|reading| rights.on(&self.item(kind, reading)))
+            .find(|verdict| *verdict != Verdict::Allowed)
+            .unwrap_or(Verdict::Allowed)
     }
 
     fn item<'a>(&'a self, kind: Kind, name: &'a str) -> Item<'a> {
@@ -98,6 +144,26 @@ impl Trusted {
                 .or_else(|| reference("uri").map(|uri| (Kind::Resource, uri))),
             _ => None,
         };
+        let reads = matches!(method.as_ref(), method::RESOURCES_READ | method::RESOURCES_SUBSCRIBE);
+        if let Some((kind, name)) = named.as_ref().filter(|(_, name)| reads && name.contains(TEMPLATE)) {
+            // No URI has these, and what a server makes of them nobody knows.
+            return Err(Box::new(Event::Fail(unknown(*kind, name))));
+        }
+        let must_name = match method.as_ref() {
+            method::TOOLS_CALL | method::PROMPTS_GET => Some("name"),
+            method::RESOURCES_READ | method::RESOURCES_SUBSCRIBE => Some("uri"),
+            method::COMPLETE => Some("ref"),
+            _ => None,
+        };
+        if let Some(key) = must_name.filter(|_| named.is_none()) {
+            // Some servers would make a name of what is none.
+            let fault = Fault::invalid_params(format!("\"{key}\" must name something"));
+            return Err(Box::new(Event::Fail(fault)));
+        }
+        let reaches = rights.reaches(&self.name, KNOWN.contains(&method.as_ref()));
+        if named.is_none() && !reaches && !matches!(asked, Asked::List(_)) && method != method::LISTEN {
+            return Err(Box::new(Event::Fail(Fault::method_not_found(&method))));
+        }
         if let Some((kind, name)) = &named {
             match self.verdict(rights, *kind, name) {
                 Verdict::Allowed => {}
@@ -169,7 +235,7 @@ impl Trusted {
         let entries = entries.unwrap_or_default();
         let mut kept: Vec<Cow<'_, [u8]>> = Vec::with_capacity(entries.len());
         for entry in entries {
-            let name = json::member(entry, list.name).and_then(json::decode_string);
+            let name = json::sole_member(entry, list.name).and_then(json::decode_string);
             let may =
                 name.as_ref().is_some_and(|name| self.verdict(rights, list.kind, name) != Verdict::Hidden);
             let scheme =
@@ -203,8 +269,9 @@ fn with_scheme(tool: &[u8], scope: &str) -> Vec<u8> {
 /// What is said of what there is not, and of what the caller may not have: the same.
 fn unknown(kind: Kind, name: &str) -> Fault {
     match kind {
-        Kind::Tool { .. } => Fault::invalid_params(format!("Unknown tool: {name}")),
-        Kind::Prompt => Fault::invalid_params(format!("Unknown prompt: {name}")),
+        // Without its name, which on a merged path is another.
+        Kind::Tool { .. } => Fault::invalid_params("Unknown tool"),
+        Kind::Prompt => Fault::invalid_params("Unknown prompt"),
         Kind::Resource => {
             let data = json::object([("uri", json::encode_string(name).as_bytes())]);
             Fault::Rpc(RpcError::new(code::RESOURCE_NOT_FOUND, "Resource not found").with_data(data))

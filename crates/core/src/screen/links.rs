@@ -10,15 +10,39 @@ use crate::call::{Ask, Event, Reply, Resume, Round, Shape};
 use crate::client::is_by_url;
 use crate::rounds::embedded;
 
+const INPUT_REQUESTS: &str = "inputRequests";
+
 impl Trusted {
     /// What comes of a request, or of the call of a tool, without what would lead users astray.
     pub(super) fn open(&self, event: Event, is_tool: bool) -> Option<Event> {
         match event {
-            Event::Asks(round) if round.asks.iter().any(|ask| by_url(&ask.request).is_some()) => {
-                self.asked(*round, is_tool)
-            }
+            Event::Asks(round) if is_to_be_looked_at(&round) => self.asked(*round, is_tool),
             Event::Done(reply) if reply.message.error_code() == code::URL_ELICITATION_REQUIRED => {
                 Some(self.required(reply, is_tool))
+            }
+            // What a task asks is in what is said of the task.
+            Event::Done(reply) if reply.message.raw(Field::InputRequests).is_some() => {
+                let asks = reply.message.raw(Field::InputRequests).unwrap_or(b"{}");
+                match self.checked(asks) {
+                    Ok(asks) => {
+                        let message =
+                            Edit::new(&reply.message).set(Field::InputRequests, asks).into_message();
+                        Some(Event::Done(Reply { message, shape: reply.shape }))
+                    }
+                    Err(astray) => Some(told(is_tool, &astray)),
+                }
+            }
+            Event::Notify(message) if message.method() == method::TASKS_CHANGED => {
+                let params = message.raw(Field::Params).unwrap_or(b"{}");
+                let Some(asks) = json::member(params, INPUT_REQUESTS) else {
+                    return Some(Event::Notify(message));
+                };
+                // Who looks at the task is told why.
+                let params = match self.checked(asks) {
+                    Ok(asks) => json::replace_member(params, INPUT_REQUESTS, &asks),
+                    Err(_) => json::filter_members(params, |key| key != INPUT_REQUESTS),
+                };
+                Some(Event::Notify(Edit::new(&message).set(Field::Params, params).into_message()))
             }
             event => Some(event),
         }
@@ -27,10 +51,12 @@ impl Trusted {
     fn asked(&self, mut round: Round, is_tool: bool) -> Option<Event> {
         let asks = std::mem::take(&mut round.asks);
         for mut ask in asks {
-            let Some(params) = by_url(&ask.request) else {
+            let params = ask.request.raw(Field::Params).unwrap_or(b"{}");
+            let is_elicitation = ask.request.method() == method::ELICITATION_CREATE;
+            if !is_elicitation || !(is_by_url(params) || json::is_ambiguous(params)) {
                 round.asks.push(ask);
                 continue;
-            };
+            }
             match self.leads_to(params) {
                 Ok(()) => {
                     let params = self.labelled(params);
@@ -43,6 +69,28 @@ impl Trusted {
         }
         round.source = round.source.and_then(|source| self.relabelled(source, &round.asks, is_tool));
         (!round.asks.is_empty()).then(|| Event::Asks(Box::new(round)))
+    }
+
+    /// What is asked, by key, each page where it may be.
+    fn checked(&self, asks: &[u8]) -> Result<bytes::Bytes, String> {
+        let mut checked = Vec::new();
+        for (key, ask) in json::members(asks).unwrap_or_default() {
+            if json::is_ambiguous(ask) {
+                return Err(format!("What the server \"{}\" asks can be read in two ways.", self.name));
+            }
+            let method = json::member(ask, "method").and_then(json::decode_string);
+            let params = json::member(ask, "params");
+            let params = params.filter(|params| is_by_url(params) || json::is_ambiguous(params));
+            let ask = match params.filter(|_| method.as_deref() == Some(method::ELICITATION_CREATE)) {
+                Some(params) => {
+                    self.leads_to(params)?;
+                    json::replace_member(ask, "params", &self.labelled(params))
+                }
+                None => bytes::Bytes::copy_from_slice(ask),
+            };
+            checked.push((key, ask));
+        }
+        Ok(json::object(checked.iter().map(|(key, ask)| (key.as_ref(), &ask[..]))))
     }
 
     /// The message in which `asks` came, with them as they are now.
@@ -81,8 +129,17 @@ impl Trusted {
     /// Whether a URL leads to where this backend may lead users; else what to say.
     fn leads_to(&self, params: &[u8]) -> Result<(), String> {
         let name = &self.name;
+        if json::is_ambiguous(params) {
+            tracing::warn!(backend.name = %name, "an elicitation of it has a member twice");
+            return Err(format!("What the server \"{name}\" asks can be read in two ways."));
+        }
         let text = json::member(params, "url").and_then(json::decode_string).unwrap_or_default();
-        let url = Url::parse(&text).ok().filter(|url| matches!(url.scheme(), "https" | "http"));
+        // What parsers read in different ways leads nowhere for sure.
+        let is_plain = !text.contains(|c: char| c <= ' ' || c == '\\' || c == '\u{7f}');
+        let url = Url::parse(&text).ok().filter(|url| {
+            let has_user = !url.username().is_empty() || url.password().is_some();
+            is_plain && !has_user && matches!(url.scheme(), "https" | "http")
+        });
         let Some(host) = url.as_ref().and_then(Url::host) else {
             tracing::warn!(backend.name = %name, "wants a user to open what is no URL of a page");
             return Err(format!("The server \"{name}\" wants the user to open what is no URL of a page."));
@@ -118,10 +175,20 @@ impl Trusted {
     }
 }
 
-/// The parameters of an ask that wants a URL to be opened.
-fn by_url(request: &Message) -> Option<&[u8]> {
-    let params = request.raw(Field::Params)?;
-    (request.method() == method::ELICITATION_CREATE && is_by_url(params)).then_some(params)
+/// Whether something is elicited that wants a URL to be opened, or could be read so.
+fn is_to_be_looked_at(round: &Round) -> bool {
+    let is_by_url = |ask: &Ask| {
+        let params = ask.request.raw(Field::Params).unwrap_or(b"{}");
+        ask.request.method() == method::ELICITATION_CREATE
+            && (is_by_url(params) || json::is_ambiguous(params))
+    };
+    // What came in a message may be passed on in it.
+    let is_ambiguous = |source: &Message| {
+        let asks = source.raw(Field::InputRequests).unwrap_or(b"{}");
+        json::is_ambiguous(asks)
+            || json::members(asks).unwrap_or_default().iter().any(|(_, ask)| json::is_ambiguous(ask))
+    };
+    round.asks.iter().any(is_by_url) || round.source.as_ref().is_some_and(is_ambiguous)
 }
 
 /// Tells a backend that waits that nobody is asked.

@@ -49,7 +49,8 @@ pub(in crate::config) fn endpoints(
             checker.problem(&path, message, "rename one of them");
         }
         members(checker, &path, known, &endpoint.backends);
-        let selection = policies::selection(checker, &path, &endpoint);
+        let of = [endpoint.tools, endpoint.prompts, endpoint.resources];
+        let selection = policies::selection(checker, &path, of);
         config.endpoints.insert(name, Endpoint { backends: endpoint.backends, selection });
     }
     rate::names(checker, config, known);

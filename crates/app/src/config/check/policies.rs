@@ -13,10 +13,29 @@ use ipnet::IpNet;
 use crate::config::check::Checker;
 use crate::config::model::Config;
 use crate::config::problem::suggest;
-use crate::config::raw::{self, AuthMode, CallerKind};
+use crate::config::raw::{self, AuthMode, CallerKind, Given};
 
 /// More rules would make each call slow.
 const MAX_RULES: usize = 1000;
+
+/// The list under a key, if there is a key. One with nothing in it is none.
+fn list(checker: &mut Checker<'_>, path: &str, raw: Given<Vec<String>>) -> Option<Vec<String>> {
+    match raw {
+        Given::Absent => None,
+        Given::Value(list) if !list.is_empty() => Some(list),
+        Given::Nothing | Given::Value(_) => {
+            let hint = "name some, or remove the key, which then stands for all";
+            checker.problem(path, "the list is empty", hint);
+            None
+        }
+    }
+}
+
+/// The patterns in the list under a key.
+fn patterns(checker: &mut Checker<'_>, path: &str, raw: Given<Vec<String>>) -> Vec<Glob> {
+    let list = list(checker, path, raw);
+    globs(checker, path, list.as_ref())
+}
 
 /// Patterns, each of which is one.
 pub(super) fn globs(checker: &mut Checker<'_>, path: &str, raw: Option<&Vec<String>>) -> Vec<Glob> {
@@ -35,24 +54,39 @@ pub(super) fn globs(checker: &mut Checker<'_>, path: &str, raw: Option<&Vec<Stri
     checked
 }
 
-pub(super) fn selection(checker: &mut Checker<'_>, path: &str, raw: &raw::Endpoint) -> Selection {
-    let mut patterns = |key: &str, raw: Option<&raw::Patterns>| Patterns {
-        allow: globs(checker, &format!("{path}.{key}.allow"), raw.and_then(|raw| raw.allow.as_ref())),
-        deny: globs(checker, &format!("{path}.{key}.deny"), raw.and_then(|raw| raw.deny.as_ref())),
+pub(super) fn selection(
+    checker: &mut Checker<'_>,
+    path: &str,
+    [tools, prompts, resources]: [Option<raw::Patterns>; 3],
+) -> Selection {
+    let mut of = |key: &str, raw: Option<raw::Patterns>| {
+        let raw::Patterns { allow, deny } = raw.unwrap_or_default();
+        Patterns {
+            allow: patterns(checker, &format!("{path}.{key}.allow"), allow),
+            deny: patterns(checker, &format!("{path}.{key}.deny"), deny),
+        }
     };
     Selection {
-        tools: patterns("tools", raw.tools.as_ref()),
-        prompts: patterns("prompts", raw.prompts.as_ref()),
-        resources: patterns("resources", raw.resources.as_ref()),
+        tools: of("tools", tools),
+        prompts: of("prompts", prompts),
+        resources: of("resources", resources),
     }
 }
 
 pub(super) fn policies(
     checker: &mut Checker<'_>,
-    raw: Option<Vec<raw::Policy>>,
+    raw: Given<Vec<raw::Policy>>,
     mode: AuthMode,
 ) -> Option<Vec<Rule>> {
-    let raw = raw?;
+    let raw = match raw {
+        Given::Absent => return None,
+        Given::Value(raw) => raw,
+        Given::Nothing => {
+            let hint = "write policies, `[]` to deny everything, or remove the key to allow everything";
+            checker.problem("policies", "there is nothing under it", hint);
+            return None;
+        }
+    };
     if mode == AuthMode::None {
         let hint = "set `auth.mode`; to leave something out for everybody, use `tools` of an endpoint";
         checker.problem("policies", "nobody is asked who they are, so nothing can depend on it", hint);
@@ -82,25 +116,28 @@ fn rule(checker: &mut Checker<'_>, path: &str, raw: raw::Policy) -> Option<Rule>
     }
     let backends = globs(checker, &path_of("backends"), Some(&matter.backends));
     let what = What {
-        tools: globs(checker, &path_of("tools"), matter.tools.as_ref()),
-        prompts: globs(checker, &path_of("prompts"), matter.prompts.as_ref()),
-        resources: globs(checker, &path_of("resources"), matter.resources.as_ref()),
+        tools: patterns(checker, &path_of("tools"), matter.tools),
+        prompts: patterns(checker, &path_of("prompts"), matter.prompts),
+        resources: patterns(checker, &path_of("resources"), matter.resources),
     };
-    for (name, list) in
-        [("tools", &matter.tools), ("prompts", &matter.prompts), ("resources", &matter.resources)]
-    {
-        if list.as_ref().is_some_and(Vec::is_empty) {
-            let hint = "name some, or remove the key; a policy that names nothing is about everything";
-            checker.problem(&path_of(name), "the list is empty", hint);
-        }
+    let path = format!("{path}.when");
+    let is_absent = matches!(raw.when, Given::Absent);
+    let when = match raw.when {
+        Given::Absent => When::default(),
+        Given::Value(raw) => when(checker, &path, raw),
+        Given::Nothing => When::default(),
+    };
+    if when == When::default() && !checker.is_incomplete(&path) && !is_absent {
+        let hint = "name whom it is for, or remove the key, which then stands for everybody";
+        checker.problem(&path, "there is nothing under it", hint);
     }
-    let when = when(checker, &format!("{path}.when"), raw.when.unwrap_or_default());
     Some(Rule { effect, backends, what, when })
 }
 
 fn when(checker: &mut Checker<'_>, path: &str, raw: raw::When) -> When {
+    let path_of = |name: &str| format!("{path}.{name}");
     let mut networks = Vec::new();
-    for (place, text) in raw.networks.iter().flatten().enumerate() {
+    for (place, text) in list(checker, &path_of("networks"), raw.networks).iter().flatten().enumerate() {
         match text.parse::<IpNet>() {
             Ok(network) => networks.push(network),
             Err(_) => {
@@ -109,7 +146,8 @@ fn when(checker: &mut Checker<'_>, path: &str, raw: raw::When) -> When {
             }
         }
     }
-    for (place, name) in raw.scopes_all.iter().flatten().enumerate() {
+    let scopes = list(checker, &path_of("scopes_all"), raw.scopes_all).unwrap_or_default();
+    for (place, name) in scopes.iter().enumerate() {
         if !scope::OFFERED.contains(&name.as_str()) {
             let hint = suggest(name, scope::OFFERED);
             checker.problem(
@@ -119,17 +157,24 @@ fn when(checker: &mut Checker<'_>, path: &str, raw: raw::When) -> When {
             );
         }
     }
-    let kind = raw.kind.map(|kind| match kind {
-        CallerKind::User => Kind::User,
-        CallerKind::Service => Kind::Service,
-    });
+    let kind = match raw.kind {
+        Given::Absent => None,
+        Given::Value(CallerKind::User) => Some(Kind::User),
+        Given::Value(CallerKind::Service) => Some(Kind::Service),
+        Given::Nothing => {
+            checker.problem(&path_of("kind"), "there is nothing under it", "write `user` or `service`");
+            None
+        }
+    };
+    let mut names = |key: &str, raw| list(checker, &path_of(key), raw).unwrap_or_default();
+    let (groups_any, endpoints) = (names("groups_any", raw.groups_any), names("endpoints", raw.endpoints));
     When {
         kind,
-        subjects: globs(checker, &format!("{path}.subjects"), raw.subjects.as_ref()),
-        groups_any: raw.groups_any.unwrap_or_default().into_iter().collect(),
-        scopes_all: raw.scopes_all.unwrap_or_default().into_iter().collect(),
-        clients: globs(checker, &format!("{path}.clients"), raw.clients.as_ref()),
-        endpoints: raw.endpoints.unwrap_or_default().into_iter().collect(),
+        subjects: patterns(checker, &path_of("subjects"), raw.subjects),
+        groups_any: groups_any.into_iter().collect(),
+        scopes_all: scopes.into_iter().collect(),
+        clients: patterns(checker, &path_of("clients"), raw.clients),
+        endpoints: endpoints.into_iter().collect(),
         networks,
     }
 }
@@ -150,6 +195,18 @@ pub(super) fn names(checker: &mut Checker<'_>, config: &Config, known: &BTreeSet
                 let hint = suggest(glob.as_str(), known.iter().map(String::as_str));
                 checker.problem(&path, format!("there is no backend `{}`", glob.as_str()), hint);
             }
+        }
+        let prefixed = |glob: &&Glob| {
+            let prefix = glob.as_str().split_once("__").map(|(prefix, _)| prefix);
+            prefix.is_some_and(|prefix| known.contains(prefix))
+        };
+        if let Some(glob) = rule.what.tools.iter().chain(&rule.what.prompts).find(prefixed) {
+            let path = format!("policies[{place}].{key}");
+            let message = format!(
+                "{path}: `{}` begins as on paths with several backends; policies have the names that the backend has",
+                glob.as_str()
+            );
+            checker.notice(&path, message);
         }
         for (n, name) in rule.when.endpoints.iter().enumerate() {
             if !endpoints.contains(name.as_str()) {

@@ -1,7 +1,42 @@
 //! Who may what, as it is written.
 
-use schemars::JsonSchema;
+use std::borrow::Cow;
+
+use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::{Deserialize, Serialize};
+
+/// A value whose key may be absent, which is not the same as there with nothing under it: who comments out what stands
+/// there means something else than everybody or everything.
+#[derive(Debug, Default)]
+pub(in crate::config) enum Given<T> {
+    /// There is no key.
+    #[default]
+    Absent,
+    /// There is nothing under it.
+    Nothing,
+    /// This.
+    Value(T),
+}
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Given<T> {
+    fn deserialize<D: serde::Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        Ok(Option::deserialize(from)?.map_or(Self::Nothing, Self::Value))
+    }
+}
+
+impl<T: JsonSchema> JsonSchema for Given<T> {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> Cow<'static, str> {
+        T::schema_name()
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        Option::<T>::json_schema(generator)
+    }
+}
 
 /// What somebody may, or may not.
 #[derive(Deserialize, JsonSchema)]
@@ -12,7 +47,8 @@ pub(in crate::config) struct Policy {
     /// Or this is denied, whatever else allows it.
     pub(in crate::config) deny: Option<Matter>,
     /// To whom: all that is named has to fit. Everybody where absent.
-    pub(in crate::config) when: Option<When>,
+    #[serde(default)]
+    pub(in crate::config) when: Given<When>,
 }
 
 /// What a policy is about. One that names neither tools nor prompts nor resources is about all of them.
@@ -23,11 +59,14 @@ pub(in crate::config) struct Matter {
     #[schemars(length(min = 1))]
     pub(in crate::config) backends: Vec<String>,
     /// Tools, as their backend calls them.
-    pub(in crate::config) tools: Option<Vec<String>>,
+    #[serde(default)]
+    pub(in crate::config) tools: Given<Vec<String>>,
     /// Prompts, as their backend calls them.
-    pub(in crate::config) prompts: Option<Vec<String>>,
+    #[serde(default)]
+    pub(in crate::config) prompts: Given<Vec<String>>,
     /// URIs of resources.
-    pub(in crate::config) resources: Option<Vec<String>>,
+    #[serde(default)]
+    pub(in crate::config) resources: Given<Vec<String>>,
 }
 
 /// Whom a policy is for.
@@ -35,19 +74,26 @@ pub(in crate::config) struct Matter {
 #[serde(deny_unknown_fields)]
 pub(in crate::config) struct When {
     /// People, or programs.
-    pub(in crate::config) kind: Option<CallerKind>,
+    #[serde(default)]
+    pub(in crate::config) kind: Given<CallerKind>,
     /// One of these: ids of users, their subjects at the identity provider, names of services.
-    pub(in crate::config) subjects: Option<Vec<String>>,
+    #[serde(default)]
+    pub(in crate::config) subjects: Given<Vec<String>>,
     /// Members of one of these groups.
-    pub(in crate::config) groups_any: Option<Vec<String>>,
+    #[serde(default)]
+    pub(in crate::config) groups_any: Given<Vec<String>>,
     /// With all of these scopes.
-    pub(in crate::config) scopes_all: Option<Vec<String>>,
+    #[serde(default)]
+    pub(in crate::config) scopes_all: Given<Vec<String>>,
     /// By one of these clients.
-    pub(in crate::config) clients: Option<Vec<String>>,
+    #[serde(default)]
+    pub(in crate::config) clients: Given<Vec<String>>,
     /// At one of these endpoints; `/mcp` is the default one.
-    pub(in crate::config) endpoints: Option<Vec<String>>,
+    #[serde(default)]
+    pub(in crate::config) endpoints: Given<Vec<String>>,
     /// From one of these networks, in CIDR notation.
-    pub(in crate::config) networks: Option<Vec<String>>,
+    #[serde(default)]
+    pub(in crate::config) networks: Given<Vec<String>>,
 }
 
 /// Who calls.
@@ -76,7 +122,9 @@ pub enum StepUp {
 #[serde(deny_unknown_fields)]
 pub(in crate::config) struct Patterns {
     /// All where absent.
-    pub(in crate::config) allow: Option<Vec<String>>,
+    #[serde(default)]
+    pub(in crate::config) allow: Given<Vec<String>>,
     /// Wins over `allow`.
-    pub(in crate::config) deny: Option<Vec<String>>,
+    #[serde(default)]
+    pub(in crate::config) deny: Given<Vec<String>>,
 }

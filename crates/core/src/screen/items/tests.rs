@@ -57,6 +57,7 @@ fn trusted() -> Trusted {
             read_tools: vec![Glob::parse("get_*").unwrap()],
             annotations: true,
             hosts: Vec::new(),
+            knows_callers: true,
         },
         list_timeout: Duration::from_secs(1),
         reads: Mutex::default(),
@@ -101,6 +102,10 @@ fn lists_have_what_the_caller_may_have_and_are_for_nobody_else() {
     let asked = Asked::of("tools/list");
     let Event::Done(reply) = trusted.filter(&rights, &asked, Event::Done(reply)) else { panic!() };
     assert_eq!(reply.message.raw(Field::Result).unwrap(), br#"{"tools":[]}"#);
+    let two_names = br#"{"jsonrpc":"2.0","id":1,"result":{"tools":[{"name":"a","name":"secret_a"}]}}"#;
+    let reply = Reply { message: Message::parse(two_names[..].into()).unwrap(), shape: Shape::Plain };
+    let Event::Done(reply) = trusted.filter(&rights, &asked, Event::Done(reply)) else { panic!() };
+    assert_eq!(reply.message.raw(Field::Result).unwrap(), br#"{"tools":[]}"#);
     let malformed = json!({ "tools": { "name": "secret" } });
     assert_eq!(seen(&trusted, &rights, "tools/list", &malformed, Shape::Plain)["tools"], json!([]));
 }
@@ -116,13 +121,23 @@ fn t91_what_the_caller_may_not_have_is_as_unknown_as_what_there_is_not() {
         },
     };
     for (method, key, said) in [
-        ("tools/call", "name", "Unknown tool: secret_1"),
-        ("prompts/get", "name", "Unknown prompt: secret_1"),
+        ("tools/call", "name", "Unknown tool"),
+        ("prompts/get", "name", "Unknown prompt"),
         ("resources/read", "uri", "Resource not found"),
         ("resources/subscribe", "uri", "Resource not found"),
     ] {
         assert_eq!(refused(method, json!({ key: "secret_1" })).unwrap(), said);
         assert_eq!(refused(method, json!({ key: "get_1" })), None);
+    }
+    for (method, params) in [
+        ("tools/call", json!({})),
+        ("tools/call", json!({ "name": ["get_1"] })),
+        ("prompts/get", json!({ "name": 5 })),
+        ("resources/read", json!({ "uri": ["x:1"] })),
+        ("completion/complete", json!({})),
+        ("completion/complete", json!({ "ref": { "name": ["get_1"] } })),
+    ] {
+        assert!(refused(method, params.clone()).is_some(), "{method} {params}");
     }
     for reference in [json!({ "type": "ref/prompt", "name": "secret_1" }), json!({ "uri": "secret:{x}" })] {
         assert!(refused("completion/complete", json!({ "ref": reference })).is_some());
@@ -133,6 +148,36 @@ fn t91_what_the_caller_may_not_have_is_as_unknown_as_what_there_is_not() {
     let listened = listen.request.raw(Field::Notifications).unwrap();
     let listened: Value = serde_json::from_slice(listened).unwrap();
     assert_eq!(listened, json!({ "resourceSubscriptions": ["x:1"], "toolsListChanged": true }));
+}
+
+#[test]
+fn a_uri_is_judged_by_whatever_it_may_be_taken_for() {
+    let allow = ["file:///srv/*", "docs:*"].map(|text| Glob::parse(text).unwrap()).to_vec();
+    let deny = vec![Glob::parse("file:///srv/secret/*").unwrap()];
+    let rights = Limited { names: Patterns { allow, deny }, in_results: false };
+    let trusted = trusted();
+    let may = |uri: &str| trusted.check(&rights, call("resources/read", &json!({ "uri": uri }))).is_ok();
+    for uri in ["file:///srv/a", "file:///srv/a%20b/../c", "docs:x", "docs:a/b%2Fc", "file:///srv/%C3%A9"] {
+        assert!(may(uri), "{uri}");
+    }
+    for uri in [
+        "file:///srv/../etc/passwd",
+        "file:///srv/%2e%2e/etc/passwd",
+        "file:///srv/..%2fetc/passwd",
+        "file:///srv/a/..\\..\\etc/passwd",
+        "file:///srv/{x}/../../etc/passwd",
+        "file:///srv/secret/a",
+        "file:///srv/./secret/a",
+        "file:///srv/%73ecret/a",
+        "file://localhost/srv/../etc/passwd",
+        "FILE:///srv/secret/a",
+        "file:///srv//secret/a",
+        "file:////srv/secret/a",
+        " file:///srv/secret/a",
+        "/srv/a",
+    ] {
+        assert!(!may(uri), "{uri}");
+    }
 }
 
 #[test]

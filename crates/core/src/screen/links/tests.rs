@@ -45,7 +45,6 @@ async fn t94_a_backend_leads_users_to_its_own_host_and_to_those_that_are_named_a
         "http://MCP.gh.example:8080/",
         "https://a.login.example/",
         "https://[::1]/x",
-        "https://mcp.gh.example@mcp.gh.example/",
     ] {
         let (event, _answer) = round(&elicitation(url), Resume::Live);
         let Some(Event::Asks(passed)) = trusted.open(event, true) else { panic!("{url}") };
@@ -65,6 +64,10 @@ async fn t94_a_backend_leads_users_to_its_own_host_and_to_those_that_are_named_a
         "file:///etc/passwd",
         "//mcp.gh.example/",
         "https:\\\\evil.example\\@mcp.gh.example",
+        "https://mcp.gh.example\\@evil.example",
+        "https://mcp.gh.example@mcp.gh.example/",
+        "https://mcp.gh.example/\n",
+        "https://mcp.gh.example.",
         "",
     ] {
         // A backend that waits is told that nobody is asked.
@@ -104,6 +107,70 @@ async fn t94_a_backend_leads_users_to_its_own_host_and_to_those_that_are_named_a
     let (event, _answer) = round(&form, Resume::Live);
     let Some(Event::Asks(passed)) = trusted.open(event, true) else { panic!() };
     assert_eq!(value(&passed.asks[0].request)["params"], form);
+}
+
+#[tokio::test]
+async fn what_can_be_read_in_two_ways_is_not_asked() {
+    let trusted = trusted(&["a.example"]);
+    for params in [
+        r#"{"mode":"url","url":"https://a.example/","url":"https://evil.example/"}"#,
+        r#"{"mode":"form","mode":"url","url":"https://evil.example/"}"#,
+        r#"{"mode":"form","\u006dode":"url","url":"https://evil.example/"}"#,
+    ] {
+        let (event, answer) = round(&json!({}), Resume::Live);
+        let Event::Asks(mut asked) = event else { panic!() };
+        let request = &asked.asks[0].request;
+        asked.asks[0].request = Edit::new(request).set(Field::Params, params).into_message();
+        assert!(trusted.open(Event::Asks(asked), true).is_none(), "{params}");
+        assert_eq!(value(&answer.await.unwrap())["error"]["code"], -32602);
+    }
+    // A message that says of one request two things is not passed on as it is.
+    let (event, _) = round(&json!({}), Resume::State(None));
+    let Event::Asks(mut asked) = event else { panic!() };
+    let request = &asked.asks[0].request;
+    let method = "\"roots/list\"";
+    asked.asks[0].request = Edit::new(request).set(Field::Method, method).into_message();
+    let twice = br#"{"jsonrpc":"2.0","id":1,"result":{"resultType":"input_required","inputRequests":{"1":{"method":"roots/list","method":"elicitation/create","params":{"mode":"url","url":"https://evil.example/"}}}}}"#;
+    asked.source = Some(Message::parse(twice[..].into()).unwrap());
+    let Some(Event::Asks(passed)) = trusted.open(Event::Asks(asked), true) else { panic!() };
+    assert!(!passed.source.unwrap().bytes().windows(4).any(|part| part == b"evil"));
+    // A code is a number, however it is written.
+    for code in ["-32042", "-32042.0", "-3.2042e4"] {
+        let text = format!(
+            r#"{{"jsonrpc":"2.0","id":1,"error":{{"code":{code},"message":"?","data":{{"elicitations":[{{"url":"https://evil.example/"}}]}}}}}}"#
+        );
+        let reply = Reply { message: Message::parse(text.into()).unwrap(), shape: Shape::Plain };
+        let Some(Event::Done(told)) = trusted.open(Event::Done(reply), true) else { panic!("{code}") };
+        assert_eq!(value(&told.message)["result"]["isError"], true, "{code}");
+    }
+}
+
+#[test]
+fn what_a_task_asks_leads_nowhere_else_either() {
+    let trusted = trusted(&["a.example"]);
+    let asks = |url: &str| json!({ "k": { "method": "elicitation/create", "params": elicitation(url) }, "r": { "method": "roots/list" } });
+    let open = |url: &str| {
+        let text = json!({ "jsonrpc": "2.0", "id": 1, "result": { "status": "input_required", "inputRequests": asks(url) } });
+        let message = Message::parse(text.to_string().into()).unwrap();
+        trusted.open(Event::Done(Reply { message, shape: Shape::Marked }), false).unwrap()
+    };
+    let Event::Done(passed) = open("https://a.example/") else { panic!() };
+    let passed = &value(&passed.message)["result"];
+    assert_eq!(passed["inputRequests"]["k"]["params"]["message"], "[gh] Sign in");
+    assert_eq!(
+        (&passed["inputRequests"]["r"], &passed["status"]),
+        (&json!({ "method": "roots/list" }), &json!("input_required"))
+    );
+    assert!(matches!(open("https://evil.example/"), Event::Fail(_)));
+    let told = |url: &str| {
+        let params = json!({ "taskId": "7", "inputRequests": asks(url) });
+        let text = json!({ "jsonrpc": "2.0", "method": "notifications/tasks", "params": params });
+        let message = Message::parse(text.to_string().into()).unwrap();
+        let Some(Event::Notify(message)) = trusted.open(Event::Notify(message), false) else { panic!() };
+        value(&message)["params"].clone()
+    };
+    assert_eq!(told("https://a.example/")["inputRequests"]["k"]["params"]["message"], "[gh] Sign in");
+    assert_eq!(told("https://evil.example/"), json!({ "taskId": "7" }));
 }
 
 #[test]

@@ -176,7 +176,25 @@ broken_files! {
         drawbridge.yaml:5:5: policies[1]: a policy has `allow` or `deny`, and not both
           hint: write `allow: { backends: [...], tools: [...] }`, or `deny`
         drawbridge.yaml:6:29: policies[2].allow.tools: the list is empty
-          hint: name some, or remove the key; a policy that names nothing is about everything
+          hint: name some, or remove the key, which then stands for all
+    "#;
+
+    policies_with_nothing_under_a_key = "auth: { mode: tokens }\nbackends: { a: { url: http://a/mcp } }\nendpoints: { b: { backends: [a], tools: { allow: [] } } }\npolicies:\n  - allow: { backends: [a] }\n    when: { groups_any: [] }\n  - allow: { backends: [a] }\n    when:\n"
+    says r#"
+        drawbridge.yaml:3:43: endpoints.b.tools.allow: the list is empty
+          hint: name some, or remove the key, which then stands for all
+        drawbridge.yaml:6:5: policies[0].when: there is nothing under it
+          hint: name whom it is for, or remove the key, which then stands for everybody
+        drawbridge.yaml:6:13: policies[0].when.groups_any: the list is empty
+          hint: name some, or remove the key, which then stands for all
+        drawbridge.yaml:8:5: policies[1].when: there is nothing under it
+          hint: name whom it is for, or remove the key, which then stands for everybody
+    "#;
+
+    policies_that_are_commented_out = "auth: { mode: tokens }\npolicies:\n"
+    says r#"
+        drawbridge.yaml:2:1: policies: there is nothing under it
+          hint: write policies, `[]` to deny everything, or remove the key to allow everything
     "#;
 
     patterns_that_are_none = "backends:\n  a: { url: http://a/mcp, read_tools: [\"\"], elicitation_hosts: [x, \"\"] }\nendpoints:\n  b:\n    backends: [a]\n    tools: { allow: [\"a__*\", \"\"] }\n"
