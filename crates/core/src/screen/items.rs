@@ -129,9 +129,10 @@ impl Trusted {
         let request = &call.request;
         let method = request.method();
         let asked = Asked::of(&method);
-        let reference = |key| {
-            let reference = request.raw(Field::Ref)?;
-            json::member(reference, key).and_then(json::decode_string)
+        // One that names two things, or one twice, names nothing.
+        let reference = |key, other| {
+            let reference = request.raw(Field::Ref).filter(|raw| json::member(raw, other).is_none())?;
+            json::sole_member(reference, key).and_then(json::decode_string)
         };
         let named: Option<(Kind, Cow<'_, str>)> = match method.as_ref() {
             method::TOOLS_CALL => request.text(Field::Name).map(|name| (Kind::Tool { reads: false }, name)),
@@ -139,9 +140,9 @@ impl Trusted {
             method::RESOURCES_READ | method::RESOURCES_SUBSCRIBE => {
                 request.text(Field::Uri).map(|uri| (Kind::Resource, uri))
             }
-            method::COMPLETE => reference("name")
+            method::COMPLETE => reference("name", "uri")
                 .map(|name| (Kind::Prompt, name))
-                .or_else(|| reference("uri").map(|uri| (Kind::Resource, uri))),
+                .or_else(|| reference("uri", "name").map(|uri| (Kind::Resource, uri))),
             _ => None,
         };
         let reads = matches!(method.as_ref(), method::RESOURCES_READ | method::RESOURCES_SUBSCRIBE);

@@ -136,6 +136,10 @@ fn t91_what_the_caller_may_not_have_is_as_unknown_as_what_there_is_not() {
         ("resources/read", json!({ "uri": ["x:1"] })),
         ("completion/complete", json!({})),
         ("completion/complete", json!({ "ref": { "name": ["get_1"] } })),
+        (
+            "completion/complete",
+            json!({ "ref": { "type": "ref/resource", "name": "get_1", "uri": "secret:{x}" } }),
+        ),
     ] {
         assert!(refused(method, params.clone()).is_some(), "{method} {params}");
     }
